@@ -15,6 +15,7 @@ A device writes down what happened (`EventLog`); this follows it when it is aske
 
 from __future__ import annotations
 
+import copy
 import threading
 from bisect import bisect_left, insort
 from collections import deque
@@ -86,49 +87,7 @@ class Amount:
         self._came, self._at_reset = [0, 0], [*self._now]
 
 
-class Active:
-    """An amount with what waits, after it was freed, for other streams.
-
-    Args:
-        used: the amount of what is in use.
-        waiting: the amount of what waits.
-    """
-
-    __slots__ = ("_peaks", "_used", "_waiting")
-
-    def __init__(self, used: Amount, waiting: Amount) -> None:
-        self._used, self._waiting = used, waiting
-        self._peaks = [0, 0, 0]  # while something waited
-
-    def look(self) -> None:
-        """Something waits, and something was allocated: see if there is more than ever."""
-        for number in range(ALL + 1):
-            self._peaks[number] = max(self._peaks[number], self.current(number))
-
-    def current(self, number: int = ALL) -> int:
-        """What there is in a pool, or in both."""
-        return self._used.current(number) + self._waiting.current(number)
-
-    def peak(self, number: int = ALL) -> int:
-        """The most that there was since the last reset of peaks."""
-        return max(self._peaks[number], self._used.peak(number))
-
-    def allocated(self, number: int = ALL) -> int:
-        """What came since the last reset of totals."""
-        return self._used.allocated(number)
-
-    def freed(self, number: int = ALL) -> int:
-        """What went since the last reset of totals."""
-        used, waiting = self._used, self._waiting
-        return used.freed(number) - waiting.allocated(number) + waiting.freed(number)
-
-    def reset_peak(self) -> None:
-        """Reset the peak to the current value."""
-        self._peaks = [self.current(number) for number in range(ALL + 1)]
-
-    def reset_totals(self) -> None:
-        """Reset the accumulated counts to zero, by those of its parts."""
-
+Change = Callable[[Amount, int, int], None]
 
 BLOCK = 512  # bytes; every block is a multiple of it
 MOST = 2**60  # bytes; the allocator takes larger requests for mistakes
@@ -142,6 +101,27 @@ _ROUND = 2 * 2**20  # bytes; what that size is a multiple of
 def rounded(nbytes: int) -> int:
     """Bytes of the block for so many."""
     return (nbytes + BLOCK - 1) & -BLOCK
+
+
+# A token is what an allocation is known by: its number on the device, and below that the bytes that
+# were asked for.
+_NUMBER = 64  # the bit with which the number begins
+_BYTES = (1 << _NUMBER) - 1
+
+
+def token_of(number: int, nbytes: int) -> int:
+    """The token of an allocation; no two that live have one number."""
+    return number << _NUMBER | nbytes
+
+
+def requested_by(token: int) -> int:
+    """The bytes that were asked for."""
+    return token & _BYTES
+
+
+def size_of(token: int) -> int:
+    """The bytes of the block."""
+    return token + BLOCK - 1 & _BYTES & -BLOCK
 
 
 def segment_size(size: int) -> int:
@@ -192,9 +172,7 @@ class Piece:
         self.segment, self.address, self.size = segment, address, size
         self.previous: Piece | None = None
         self.next: Piece | None = None
-        self.token: object | None = (
-            None  # what it is in use for, or AWAITING; None while it is free
-        )
+        self.token: object | None = None  # of its allocation, or AWAITING; None while it is free
         # Bytes that were asked for; also of a free block, when it was last in use.
         self.requested = self.requested_before = 0
         self.users: Collection[int] = frozenset()  # other streams that use it
@@ -221,30 +199,27 @@ class CachingAllocator:
         self._used_count, self._used_bytes, self._requested_bytes = Amount(), Amount(), Amount()
         self._split_count, self._split_bytes = Amount(), Amount()
         self._segment_count, self._reserved_bytes = Amount(), Amount()
-        self._waiting_count, self._waiting_bytes = Amount(), Amount()
-        self._active = (
-            Active(self._used_count, self._waiting_count),
-            Active(self._used_bytes, self._waiting_bytes),
-        )
-        # By the names of torch.cuda.memory_stats.
-        self.amounts: dict[str, Amount | Active] = {
+        # By the names of torch.cuda.memory_stats. What is active is in use, or waits for other
+        # streams after it was freed: until something does, one object counts both.
+        self.amounts = {
             "allocation": self._used_count,
             "segment": self._segment_count,
-            "active": self._active[0],
+            "active": self._used_count,
             "inactive_split": self._split_count,
             "allocated_bytes": self._used_bytes,
             "reserved_bytes": self._reserved_bytes,
-            "active_bytes": self._active[1],
+            "active_bytes": self._used_bytes,
             "inactive_split_bytes": self._split_bytes,
             "requested_bytes": self._requested_bytes,
         }
+        self._has_waited = False
         # Of `memory_stats`, what was counted since the last reset.
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
         self.reserved = 0  # bytes of all segments
         self._shrinks = shrinks
         self._index, self._next_address = index, (index + 1) << 40
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream
-        self._used: dict[int, Piece] = {}  # by id of what they are in use for
+        self._pieces: dict[int, Piece] = {}  # by token
         self._awaiting: list[Piece] = []
         self._busy: Collection[int] = ()
 
@@ -253,37 +228,32 @@ class CachingAllocator:
         """Bytes of all blocks in use, with what is too little to be cut off."""
         return self._used_bytes.current()
 
-    def piece_of(self, token: object) -> Piece | None:
-        """The block that `token` has."""
-        return self._used.get(id(token))
+    def piece_of(self, token: int) -> Piece | None:
+        """The block that an allocation has."""
+        return self._pieces.get(token)
 
-    def allocate(self, token: int, requested: int, stream: int, limit: int) -> bool:
-        """Find a block for `token` bytes on a stream; False if no segment fits below `limit`.
-
-        `token` is the size of the block, and a number object of its own by which `free` and `use`
-        know it. Of the block, `requested` bytes were asked for.
-        """
-        if not token:
+    def allocate(self, token: int, stream: int, limit: int) -> bool:
+        """Find a block on a stream; False if no segment fits below `limit`."""
+        size = size_of(token)
+        if not size:
             return True
         if self._awaiting:
             self._free_awaited(self._busy)
-        pool = self._pool(stream, token)
+        pool = self._pool(stream, size)
         free = pool.free
-        place = bisect_left(free, (token,))
-        piece = free.pop(place)[2] if place < len(free) else self._new_segment(token, pool, limit)
+        place = bisect_left(free, (size,))
+        piece = free.pop(place)[2] if place < len(free) else self._new_segment(size, pool, limit)
         if piece is None:
             return False
-        self._cut(piece, int(token))
-        piece.token = token
-        piece.requested_before, piece.requested = piece.requested, requested
-        self._used[id(token)] = piece
+        self._cut(piece, size)
+        piece.token, self._pieces[token] = token, piece
+        piece.requested_before, piece.requested = piece.requested, requested_by(token)
         number = pool.number
         self._used_count.change(number, 1)
         self._used_bytes.change(number, piece.size)
-        self._requested_bytes.change(number, requested)
-        if self._awaiting:
-            for amount in self._active:
-                amount.look()
+        self._requested_bytes.change(number, piece.requested)
+        if self._has_waited:
+            self._change_active(Amount.change, piece, 1)
         return True
 
     def _pool(self, stream: int, size: int) -> Pool:
@@ -344,26 +314,38 @@ class CachingAllocator:
 
     def use(self, token: int, stream: int) -> None:
         """A stream uses the block of `token`, beside the one that it was allocated on."""
-        piece = self._used.get(id(token))
+        piece = self._pieces.get(token)
         if piece is not None and stream != piece.segment.pool.stream:
             piece.users = {stream, *piece.users}
 
     def free(self, token: int) -> None:
         """The program has dropped what has the block of `token`; nothing if nothing has."""
-        piece = self._used.pop(id(token), None)
+        piece = self._pieces.pop(token, None)
         if piece is None:
             return
+        if piece.users and not self._has_waited:
+            self._has_waited = True
+            for name, used in (("active", self._used_count), ("active_bytes", self._used_bytes)):
+                self.amounts[name] = copy.deepcopy(used)
         pool = piece.segment.pool.number
         self._used_count.change(pool, -1)
         self._used_bytes.change(pool, -piece.size)
         if piece.users:
             piece.token = AWAITING
             self._awaiting.append(piece)
-            self._waiting_count.change(pool, 1)
-            self._waiting_bytes.change(pool, piece.size)
         else:
-            self._requested_bytes.change(pool, -piece.requested)
-            self._join(piece, Amount.change)
+            self._make_free(piece)
+
+    def _change_active(self, change: Change, piece: Piece, sign: int) -> None:
+        pool = piece.segment.pool.number
+        change(self.amounts["active"], pool, sign)
+        change(self.amounts["active_bytes"], pool, sign * piece.size)
+
+    def _make_free(self, piece: Piece) -> None:
+        if self._has_waited:
+            self._change_active(Amount.change, piece, -1)
+        self._requested_bytes.change(piece.segment.pool.number, -piece.requested)
+        self._join(piece, Amount.change)
 
     def busy_at_next_allocation(self, streams: Collection[int]) -> None:
         """Keep freed blocks that these streams use waiting, at the next allocation."""
@@ -378,11 +360,7 @@ class CachingAllocator:
             (self._awaiting if is_busy else ready).append(piece)
         # A block is free at the last of its events: peaks depend on the order.
         for piece in sorted(ready, key=lambda piece: max(map(self._turn, piece.users))):
-            pool = piece.segment.pool.number
-            self._waiting_count.change(pool, -1)
-            self._waiting_bytes.change(pool, -piece.size)
-            self._requested_bytes.change(pool, -piece.requested)
-            self._join(piece, Amount.change)
+            self._make_free(piece)
 
     def _turn(self, stream: int) -> int:
         """Where CUDA's allocator has the events of a stream: it keeps them in a hash table.
@@ -394,17 +372,19 @@ class CachingAllocator:
 
     def take_back(self, token: int) -> None:
         """Undo `allocate`, but for a segment that it needed and for peaks."""
-        piece = self._used.pop(id(token), None)
+        piece = self._pieces.pop(token, None)
         if piece is None:
             return
         pool = piece.segment.pool.number
         self._used_count.undo(pool, 1)
         self._used_bytes.undo(pool, piece.size)
         self._requested_bytes.undo(pool, piece.requested)
+        if self._has_waited:
+            self._change_active(Amount.undo, piece, 1)
         piece.requested = piece.requested_before
-        self._join(piece, _undo_the_opposite)
+        self._join(piece, lambda amount, pool, by: amount.undo(pool, -by))
 
-    def _join(self, piece: Piece, change: Callable[[Amount, int, int], None]) -> None:
+    def _join(self, piece: Piece, change: Change) -> None:
         """Make a block free, which joins its free neighbours; `change` is how that is counted."""
         pool = piece.segment.pool
         piece.token, piece.users = None, frozenset()
@@ -439,18 +419,14 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Reset every peak to its current value."""
-        for amount in self.amounts.values():
+        for amount in {*self.amounts.values()}:
             amount.reset_peak()
 
     def reset_totals(self) -> None:
         """Reset the accumulated counts to zero."""
-        for amount in (*self.amounts.values(), self._waiting_count, self._waiting_bytes):
+        for amount in {*self.amounts.values()}:
             amount.reset_totals()
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
-
-
-def _undo_the_opposite(amount: Amount, pool: int, by: int) -> None:
-    amount.undo(pool, -by)
 
 
 def _join(piece: Piece, other: Piece) -> None:
@@ -477,14 +453,6 @@ def _join(piece: Piece, other: Piece) -> None:
 BEGUN = SMALL_SEGMENT + LARGE_SEGMENT
 
 
-def about(token: int, requested: int, stream: int) -> int:
-    """How many of the bytes of a block were asked for, and the stream, as one number.
-
-    It costs the garbage collector nothing, as a tuple would.
-    """
-    return stream << 9 | token - requested
-
-
 class Ledger(Protocol):
     """What a device knows of its memory."""
 
@@ -492,41 +460,22 @@ class Ledger(Protocol):
     capacity: int
     limit: int
 
-    def live(self) -> list[int]:
-        """The bytes of every allocation that lives: the objects that were noted."""
+    def live(self) -> set[int]:
+        """The tokens of all allocations that live."""
         ...
-
-
-class _Step:
-    """A step of a log: within it, others only note what they do; an error spoils the placement.
-
-    No generator: in a program that torch.compile runs, it would be compiled.
-    """
-
-    __slots__ = ("_log",)
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-
-    def __enter__(self) -> None:
-        self._log._underway = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._log._spoilt = True  # half of an event may be in the placement
-        self._log._underway = False
 
 
 class EventLog:
     """What was taken and given back on one device since its placement last followed it.
 
-    Bytes that were taken are two numbers in a row: the bytes, as a number object of its own, and
-    `about`. All else is a tuple: of the same object, where it was given back; of the same object
-    and a stream that uses it; of None and the streams that are busy when bytes are taken next.
+    What was taken is two numbers in a row, which cost the garbage collector nothing as a tuple
+    would: a token, and a stream. All else is a tuple: of a token, where it was given back; of a
+    token and a stream that uses it; of None and the streams that are busy when bytes are taken
+    next.
     """
 
     __slots__ = (
-        *("_device", "_events", "_lock", "_placed_twice", "_placement", "_spoilt", "_underway"),
+        *("_device", "_events", "_lock", "_placement", "_spoilt", "_underway"),
         *("note", "note_taken"),
     )
 
@@ -536,8 +485,6 @@ class EventLog:
         self.note: Callable[[tuple[Any, ...]], None] = self._events.append
         self.note_taken: Callable[[tuple[int, int]], None] = self._events.extend
         self._placement = self._empty()
-        # By id, what has been placed anew, and whose events may come all the same.
-        self._placed_twice: set[int] = set()
         # Whether a step is being placed: by another thread, or by this one, which a finalizer or a
         # signal handler has interrupted; and whether one was given up in the middle.
         self._underway = self._spoilt = False
@@ -557,35 +504,42 @@ class EventLog:
 
     def placement(self) -> CachingAllocator:
         """The segments and blocks that CUDA's caching allocator would have by now."""
-        with self._lock:
-            if not self._underway:
-                with _Step(self):
-                    self._follow()
-            return self._placement
+        self._follow_and(lambda placement: None, ())
+        return self._placement
 
-    def place(self, token: int, requested: int, stream: int) -> bool:
+    def place(self, token: int, stream: int) -> bool:
         """Whether there is room for `token`, which then has a block: nothing is to be noted."""
-        with self._lock:
-            if self._underway:
-                self.note_taken((token, about(token, requested, stream)))
-                return True
-            with _Step(self):
-                self._follow()
-                return self._placement.allocate(token, requested, stream, self._device.limit)
+        limit = self._device.limit
+        found = self._follow_and(
+            lambda placement: placement.allocate(token, stream, limit), (token, stream)
+        )
+        return found is not False
 
     def take_back(self, token: int) -> None:
         """Undo `place`."""
-        with self._lock:
-            if self._underway:
-                self.note((token,))
-                return
-            with _Step(self):
-                self._follow()
-                self._placement.take_back(token)
+        self._follow_and(lambda placement: placement.take_back(token), ((token,),))
 
     def forget(self) -> None:
         """Place what lives anew when this is next asked: it may hold what does not."""
         self._spoilt = True
+
+    def _follow_and(
+        self, step: Callable[[CachingAllocator], bool | None], events: tuple[Any, ...]
+    ) -> bool | None:
+        """Follow what was noted, and do one more step; within another step, only note `events`."""
+        with self._lock:
+            if self._underway:
+                self._events.extend(events)
+                return None
+            self._underway, done = True, False
+            try:
+                self._follow()
+                found = step(self._placement)
+                done = True
+                return found
+            finally:
+                self._spoilt |= not done  # half of an event may be in the placement
+                self._underway = False
 
     def _follow(self) -> None:
         if self._spoilt:
@@ -594,21 +548,19 @@ class EventLog:
         while events:
             event = events.popleft()
             if not isinstance(event, tuple):
-                how = events.popleft()
-                if self._placed_twice and id(event) in self._placed_twice:
-                    continue
-                stream, rest = how >> 9, how & 511
-                if not placement.allocate(event, event - rest, stream, limit):
+                stream = events.popleft()
+                if placement.piece_of(event) is not None:
+                    continue  # it was noted after it had been placed anew
+                if not placement.allocate(event, stream, limit):
                     # An admitted allocation has an address, also where threads allocate
                     # at the same time.
-                    placement.allocate(event, event - rest, stream, 1 << 62)
+                    placement.allocate(event, stream, 1 << 62)
             elif len(event) == 1:
                 placement.free(event[0])
             elif event[0] is None:
                 placement.busy_at_next_allocation(event[1])
             else:
                 placement.use(*event)
-        self._placed_twice.clear()
 
     def _place_anew(self) -> None:
         """Place what lives, in some order."""
@@ -616,8 +568,6 @@ class EventLog:
         placement, known = self._empty(), self._placement
         for token in self._device.live():
             piece = known.piece_of(token)
-            requested = int(token) if piece is None else piece.requested
             stream = 0 if piece is None else piece.segment.pool.stream
-            placement.allocate(token, requested, stream, 1 << 62)
-            self._placed_twice.add(id(token))
+            placement.allocate(token, stream, 1 << 62)
         self._placement, self._spoilt = placement, False

@@ -17,7 +17,17 @@ import torch
 
 from simgpu._config.gpus import GENERIC, Model
 from simgpu._core import clock
-from simgpu._core.allocator_model import BEGUN, LARGE_SEGMENT, MOST, CachingAllocator, EventLog
+from simgpu._core.allocator_model import (
+    BEGUN,
+    LARGE_SEGMENT,
+    MOST,
+    CachingAllocator,
+    EventLog,
+    requested_by,
+    rounded,
+    size_of,
+    token_of,
+)
 from simgpu._core.device_generator import make_generator
 from simgpu._core.hooks import hooks
 from simgpu._random.layout import resident_threads
@@ -40,23 +50,25 @@ class Allocation(CallAtEnd):
 
 
 class Block(int):
-    """The bytes of one allocation, as a number object that is distinct from all others.
+    """The token of one allocation, which also says where its memory is.
 
-    `Device.allocate` makes one where instruments see allocations, and hands them the same object
-    when it is given back.
+    `Device.allocate` makes one where instruments see allocations.
     """
 
     address: int  # of the storage, 0 where none is known
-    requested: int  # bytes before they were rounded up
     stream: int  # the number of the one that was current
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes before they were rounded up."""
+        return requested_by(self)
+
     @classmethod
-    def of(cls, nbytes: int, stream: int, storage: torch.UntypedStorage | None) -> Block:
-        """The bytes that a storage takes, if any, allocated while a stream was current."""
-        self = cls(nbytes)
+    def of(cls, token: int, stream: int, storage: torch.UntypedStorage | None) -> Block:
+        """The block of a storage, if there is one, allocated while a stream was current."""
+        self = cls(token)
         self.stream = stream
         self.address = 0 if storage is None else storage.data_ptr()
-        self.requested = nbytes if storage is None else storage.nbytes()
         return self
 
 
@@ -102,10 +114,10 @@ class FreeCallback:
         self.device = device
         self._function = function
 
-    def __call__(self, nbytes: int) -> None:
+    def __call__(self, token: int) -> None:
         if self.device._give_back is self:
-            self._function(nbytes)
-        self.device._count_later(nbytes)
+            self._function(token)
+        self.device._count_later(token)
 
 
 class Device:
@@ -118,6 +130,7 @@ class Device:
         "_give_back",
         "_note",
         "_note_taken",
+        "_number",
         "_pending_frees",
         "_place_of_stream",
         "_stream",
@@ -164,6 +177,7 @@ class Device:
         self.taken = self.freed = self.peak = 0
         self.taken_count = self.freed_count = 0
         self.out_of_memory_count = 0
+        self._number = 0  # of the last token by `_new_token`
         # What was taken and given back, in this order.
         self.log = EventLog(self)
         self._note, self._note_taken = self.log.note, self.log.note_taken
@@ -172,7 +186,7 @@ class Device:
         self._enough_for = self._follow_at = -1
         self._stream = 0
         self._place_of_stream = STREAMS + index  # in the row of a thread
-        # Sizes of allocations that have died and are not counted as given back yet.
+        # Tokens of allocations that have died and are not counted as given back yet.
         self._pending_frees: deque[int] = deque()
         self._count_later = self._pending_frees.append
         self._give_back: Callable[[int], None] = self._count_later
@@ -197,43 +211,52 @@ class Device:
 
         `storage` is their owner: instruments get its address and exact size.
         """
-        token = (nbytes + 511) & -512  # of a block; and a number object that is no other's
+        size = nbytes + 511 & -512  # `rounded`, as `token_of` below without a call
         if hooks.before_allocate:
-            self._ask(token, storage)
+            self._ask(size, storage)
         stream = thread_rows.per_thread.row[self._place_of_stream]
         observers = hooks.allocated
-        if observers:
-            token = Block.of(token, stream, storage)
+        token = Block.of(self._new_token(nbytes), stream, storage) if observers else 0
         if self._pending_frees:
             self.collect_frees()
-        taken = self.taken + token
+        taken = self.taken + size
         if taken > self._enough_for or stream != self._stream or self.taken_count > self._follow_at:
-            return self._allocate_exactly(token, nbytes, stream, storage)
+            return self._allocate_exactly(nbytes, stream, storage)
         self.taken = taken
-        self.taken_count += 1
+        self.taken_count = number = self.taken_count + 1
+        if not observers:
+            token = number << 64 | nbytes
         if taken - self.freed > self.peak:
             self.peak = taken - self.freed
         allocation = Allocation(self._give_back, token)
-        self._note_taken((token, stream << 9 | token - nbytes))  # `event_log.about`
+        self._note_taken((token, stream))
         for allocated in observers:
             allocated(self.torch_device, token, storage, allocation)
         return allocation
 
+    def _new_token(self, nbytes: int) -> int:
+        """A token with a number below 0: those above count what was taken with room for sure."""
+        self._number = number = self._number - 1
+        return token_of(number, nbytes)
+
     def _allocate_exactly(
-        self, token: int, nbytes: int, stream: int, storage: torch.UntypedStorage | None
+        self, nbytes: int, stream: int, storage: torch.UntypedStorage | None
     ) -> Allocation | None:
         """`allocate` where the model of the allocator has to say whether there is room."""
         if self.confirm is not None:
             confirmed, self.confirm = self.confirm(self.index), None
             if confirmed is not self:
-                return confirmed._allocate_exactly(token, nbytes, stream, storage)
+                return confirmed._allocate_exactly(nbytes, stream, storage)
+        token, size = self._new_token(nbytes), rounded(nbytes)
+        if hooks.allocated:
+            token = Block.of(token, stream, storage)
         try:
-            if not self._place(token, nbytes, stream):
+            if not self._place(token, stream):
                 return None
-            if self.is_tiny and not self._fits(token):  # by now
+            if self.is_tiny and not self._fits(size):  # by now
                 self.log.take_back(token)
                 return None
-            self.taken += token
+            self.taken += size
             self.taken_count += 1
             self.peak = max(self.peak, self.taken - self.freed)
             allocation = Allocation(self._give_back, token)
@@ -245,20 +268,20 @@ class Device:
             allocated(self.torch_device, token, storage, allocation)
         return allocation
 
-    def _place(self, token: int, nbytes: int, stream: int) -> bool:
+    def _place(self, token: int, stream: int) -> bool:
         """Whether there is a block for `token` now, by the model of the allocator."""
-        if nbytes >= MOST:
+        if requested_by(token) >= MOST:
             return False
-        if self.is_tiny and not self._fits(token):
+        if self.is_tiny and not self._fits(size_of(token)):
             self.placement().retry()
             return False
         busy = self._busy_streams()
         if busy:
             self._note((None, busy))
-        return self.log.place(token, nbytes, stream)
+        return self.log.place(token, stream)
 
-    def _fits(self, token: int) -> bool:
-        return self.taken - self.freed + token <= self.limit
+    def _fits(self, size: int) -> bool:
+        return self.taken - self.freed + size <= self.limit
 
     def _busy_streams(self) -> list[int]:
         """Numbers of the streams that sleep."""
@@ -309,26 +332,27 @@ class Device:
 
     def hold(self, nbytes: int, ask: bool = True) -> int | None:
         """Take a block for `nbytes`, allocated after a `release` of the result; None if no room."""
-        token = (nbytes + 511) & -512
+        size = rounded(nbytes)
         if ask:
             for before in hooks.before_allocate:
-                before(self.torch_device, token)
+                before(self.torch_device, size)
         if self._pending_frees:
             self.collect_frees()
         stream = thread_rows.per_thread.row[self._place_of_stream]
-        if self.taken + token > self._enough_for or stream != self._stream:
-            if not self._place(token, nbytes, stream):
+        token = self._new_token(nbytes)
+        if self.taken + size > self._enough_for or stream != self._stream:
+            if not self._place(token, stream):
                 return None
-            if self.is_tiny and not self._fits(token):
+            if self.is_tiny and not self._fits(size):
                 self.log.take_back(token)
                 return None
-        self.taken += token
+        self.taken += size
         return token
 
     def release(self, held: int) -> None:
         """Give back what `hold` took."""
-        self.taken -= held
-        self._enough_for -= held
+        self.taken -= size_of(held)
+        self._enough_for -= size_of(held)
         self.log.take_back(held)
 
     def _ask(self, nbytes: int, storage: torch.UntypedStorage | None) -> None:
@@ -345,7 +369,7 @@ class Device:
         return func == self._count_later or (isinstance(func, FreeCallback) and func.device is self)
 
     def call_at_free(self, function: Callable[[int], None] | None) -> None:
-        """Call `function(nbytes)` where and when memory dies that is allocated from now on.
+        """Call `function(token)` where and when memory dies that is allocated from now on.
 
         Only while a history is recorded: it is Python code that runs in the middle of anything.
         None ends it.
@@ -357,13 +381,13 @@ class Device:
         dead = self._pending_frees
         try:
             while dead:
-                nbytes = dead[0]
-                self.freed += nbytes
+                token = dead[0]
+                self.freed += token + 511 & 2**64 - 512  # `size_of` without a call
                 self.freed_count += 1
                 del dead[0]
-                self._note((nbytes,))
+                self._note((token,))
                 for freed in hooks.freed:
-                    freed(self.torch_device, nbytes)
+                    freed(self.torch_device, token)
         except IndexError:
             pass  # another thread came first
 
@@ -373,11 +397,10 @@ class Device:
         self.collect_frees()
         return self.taken - self.freed
 
-    def live(self) -> list[int]:
-        """The bytes of every allocation that lives: the objects that `allocate` was given."""
+    def live(self) -> set[int]:
+        """The tokens of all allocations that live."""
         self.collect_frees()
-        found = {id(each): each for each in live_objects(Allocation) if self.owns(each)}
-        return [each.args[0] for each in found.values()]
+        return {each.args[0] for each in live_objects(Allocation) if self.owns(each)}
 
     @property
     def live_count(self) -> int:

@@ -154,7 +154,7 @@ class Instrument:
         storage: torch.UntypedStorage | None,
         allocation: object,
     ) -> None:
-        """`block` has been taken on `device`: a number of bytes, a multiple of 512.
+        """`block`, a `simgpu._core.device.Block`, has been taken on `device`.
 
         `storage`, of the host, is this memory for as long as `allocation` lives; None where none is
         known. To keep the storage keeps the memory, while the ledger still counts by the
@@ -162,7 +162,10 @@ class Instrument:
         """
 
     def freed(self, device: torch.device, block: Any) -> None:
-        """`block` has been given back: seen when the ledger is next asked or written."""
+        """`block` has been given back: seen when the ledger is next asked or written.
+
+        It is a bare token (`simgpu._core.allocator_model`) where no instrument saw it allocated.
+        """
 
     def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
         """`device` has no room for `nbytes` more: of its `limit`, `allocated` bytes are taken.

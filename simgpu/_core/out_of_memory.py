@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from simgpu._core import world
-from simgpu._core.allocator_model import MOST, rounded, segment_size
+from simgpu._core.allocator_model import MOST, rounded, segment_size, size_of
 from simgpu._core.device import Device
 from simgpu._core.hooks import hooks
 from simgpu._core.kernel_names import in_words_of_cuda
@@ -122,16 +122,16 @@ def changes_more_than_results(op: torch._ops.OpOverload) -> bool:
 class Charge:
     """Bytes that are held for results to come, until they are there or will never be."""
 
-    __slots__ = ("_device", "_op", "_sizes")
+    __slots__ = ("_device", "_held", "_op")
 
     def __init__(self, op: torch._ops.OpOverload, device: Device, sizes: Iterable[int]) -> None:
-        self._op, self._device, self._sizes = op, device, list[int]()
+        self._op, self._device, self._held = op, device, list[int]()
         try:
             for nbytes in sizes:
                 held = device.hold(nbytes)
                 if held is None:
                     raise_out_of_memory(device, nbytes)
-                self._sizes.append(held)
+                self._held.append(held)
         except BaseException:
             self.release(())
             raise
@@ -142,10 +142,9 @@ class Charge:
         Instruments are not asked about them again, unless their sizes are others than expected.
         That is noted on the memory itself: it is forgotten with it where the launch fails now.
         """
-        expected = self._sizes
-        self._sizes = []
-        for held in reversed(expected):  # so that each finds the same block again
-            self._device.release(held)
+        expected = [size_of(held) for held in self._held]
+        while self._held:  # the last one first, so that each finds the same block again
+            self._device.release(self._held.pop())
         for storage in _new_storages(self._op, results) if expected else ():
             nbytes = rounded(storage.nbytes())
             if nbytes in expected:

@@ -247,7 +247,7 @@ class _Uses(Instrument):
 
     def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
         """There is a new allocation."""
-        if not block or storage is None:
+        if not block.nbytes or storage is None:
             return
         self._count += 1
         if self._count > self._sweep_at:

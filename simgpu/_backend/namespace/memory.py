@@ -28,6 +28,7 @@ from simgpu._core.allocator_model import (
     Segment,
     rounded,
     segment_size,
+    size_of,
 )
 from simgpu._core.device import Block, Device
 from simgpu._core.world import DeviceLike
@@ -199,11 +200,11 @@ class _Entry:
 
     @classmethod
     def of_block(cls, action: str, index: int, block: int, stack: Any) -> _Entry:
-        """What happens to a block of a device; of others than a Block, only the bytes are known."""
+        """What happens to a block of a device; of others than a Block, only the size is known."""
         if not isinstance(block, Block):
-            return cls(action, block, 0, stack, addr=0)
+            return cls(action, size_of(block), 0, stack, addr=0)
         stream = streams.handle_of(index, block.stream)
-        return cls(action, block.requested, stream, stack, addr=block.address)
+        return cls(action, block.nbytes, stream, stack, addr=block.address)
 
 
 class History(hooks.Instrument):
@@ -217,7 +218,7 @@ class History(hooks.Instrument):
         self._cpp = stacks == "all"
         self._entries: dict[int, deque[_Entry]] = {}
         self._max_entries = max_entries
-        self.stacks: dict[int, Any] = {}  # by id of a block
+        self.stacks: dict[tuple[int, object], Any] = {}  # by device and token
         self.world = world.current_world()
 
     def _stack(self, context: str) -> Any:
@@ -237,19 +238,19 @@ class History(hooks.Instrument):
         """Keep the stack."""
         stack = self._stack("state")
         if stack is not None:
-            self.stacks[id(block)] = stack
+            self.stacks[device.index, block] = stack
         shown = stack if self._context in ("alloc", "all") else None
         self._note(device.index, _Entry.of_block("alloc", device.index, block, shown))
 
-    def on_free(self, index: int, nbytes: int) -> None:
+    def on_free(self, index: int, token: int) -> None:
         """Memory dies, in this thread and at this moment."""
         stack = self._stack("all")
         for action in ("free_requested", "free_completed"):
-            self._note(index, _Entry.of_block(action, index, nbytes, stack))
+            self._note(index, _Entry.of_block(action, index, token, stack))
 
     def freed(self, device: torch.device, block: Any) -> None:
-        """The memory of a block may be used again, and so may its id."""
-        self.stacks.pop(id(block), None)
+        """The memory of a block may be used again."""
+        self.stacks.pop((device.index, block), None)
 
     def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
         """An allocation failed."""
@@ -323,7 +324,7 @@ def record_history(
 
 
 def _at_free(history: History, index: int) -> Callable[[int], None]:
-    return lambda nbytes: history.on_free(index, nbytes)
+    return lambda token: history.on_free(index, token)
 
 
 def record_history_legacy(enabled: bool, record_context: bool = True, *_: Any) -> None:
@@ -342,9 +343,8 @@ def _segments(device: Device) -> list[dict[str, Any]]:
     stacks = {} if history is None else history.stacks
     segments = sorted(device.placement().segments.values(), key=lambda segment: segment.address)
     pieces = [piece for segment in segments for piece in segment.pieces()]
-    frames = dict(
-        zip(pieces, _frames([stacks.get(id(piece.token)) for piece in pieces]), strict=True)
-    )
+    known = [stacks.get((device.index, piece.token)) for piece in pieces]
+    frames = dict(zip(pieces, _frames(known), strict=True))
     return [_segment(device.index, segment, frames) for segment in segments]
 
 

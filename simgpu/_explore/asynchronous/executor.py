@@ -135,7 +135,7 @@ class Asynchronous(Executor):
     # Memory
 
     def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
-        if block and storage is not None:
+        if block.nbytes and storage is not None:
             with self._lock:
                 self._memory.own((device.index, block.stream), storage, allocation)
 

@@ -324,7 +324,7 @@ class Detector(Instrument):
         # A graph keeps the memory that it was captured with: no stream gives it to others.
         owner = None if queue in streams.captured else queue
         with self._lock:
-            region = self._memory.allocate(address, address + int(block.requested), owner)
+            region = self._memory.allocate(address, address + block.nbytes, owner)
             access = self._made.pop(address, None)
             if access is not None:
                 region.accesses.append(access)

@@ -44,7 +44,7 @@ MEMORY = [
     ),
     fault(
         "free blocks are not joined",
-        "CachingAllocator.free",
+        "CachingAllocator._make_free",
         drop_call("_join"),
         "test_blocks_and_segments_are_where_the_rules_put_them",
     ),

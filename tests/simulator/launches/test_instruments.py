@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu._core import clock
 from simgpu._core import hooks as core_hooks
+from simgpu._core.allocator_model import size_of
 from simgpu._core.hooks import Instrument, hooks
 from tests.support.instruments import added
 
@@ -99,10 +100,10 @@ def test_memory_is_reported_by_device_in_whole_blocks(simulated, data, count):
             seen.append(("before_allocate", device, nbytes))
 
         def allocated(self, device, block, storage, allocation):
-            seen.append(("allocated", device, block))
+            seen.append(("allocated", device, size_of(block)))
 
         def freed(self, device, block):
-            seen.append(("freed", device, block))
+            seen.append(("freed", device, size_of(block)))
 
     nbytes = -(-count // 512) * 512
     with added(Memory()):

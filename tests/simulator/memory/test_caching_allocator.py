@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._core import device, world
-from simgpu._core.allocator_model import AWAITING, Amount, CachingAllocator
+from simgpu._core.allocator_model import (
+    AWAITING,
+    Amount,
+    CachingAllocator,
+    requested_by,
+    token_of,
+)
 
 KIB, MIB = 2**10, 2**20
 AWAITED = "awaited"
@@ -130,16 +136,16 @@ def histories(draw):
     return events
 
 
-def follow(model, token, what, nbytes, stream, limit):
+def follow(model, token, what, stream, limit):
     """One event, for the model that is tested: whether an allocation had room."""
     if what == "allocate":
-        return model.allocate(token, nbytes, stream, limit)
+        return model.allocate(token, stream, limit)
     if what == "release":
         model.release()
     elif what == "use":
-        model.use(token, stream)
+        model.use(int(str(token)), stream)  # an equal number, but another object
     else:
-        model.free(token)
+        model.free(int(str(token)))
     return True
 
 
@@ -148,16 +154,16 @@ def test_blocks_and_segments_are_where_the_rules_put_them(events, limit):
     plain, model, tokens = Plain(limit), CachingAllocator(0), {}
     for what, number, nbytes, stream in events:
         if what == "allocate":
-            tokens[number] = -(-nbytes // 512) * 512  # a number object of its own
+            tokens[number] = token_of(number, nbytes)
             had_room = plain.allocate(number, nbytes, stream)
         elif what == "release":
             had_room = plain.release() is None
         else:
             had_room = plain.free(number) if what == "free" else plain.use(number, stream)
             had_room = had_room is None
-        assert follow(model, tokens.get(number), what, nbytes, stream, limit) == had_room
+        assert follow(model, tokens.get(number), what, stream, limit) == had_room
         assert shape(model) == plain.shape()
-        check_amounts(model, {id(tokens[e[1]]): e[2] for e in events if e[1] in tokens and e[2]})
+        check_amounts(model)
     assert model.amounts["reserved_bytes"].peak() == plain.most
     assert (model.retries, model.syncs) == (plain.retries, plain.syncs)
 
@@ -173,7 +179,7 @@ def state_of(piece):
     return piece.token if piece.token is None else AWAITED if piece.token is AWAITING else "used"
 
 
-def check_amounts(model, requested):
+def check_amounts(model):
     """Every amount is what can be counted in the segments."""
     for number in range(3):
         segments = [s for s in model.segments.values() if number in (2, s.pool.number)]
@@ -193,7 +199,7 @@ def check_amounts(model, requested):
             "inactive_split_bytes": sum(piece.size for piece in split),
         }
         assert {name: model.amounts[name].current(number) for name in counted} == counted
-        assert all(piece.requested == requested[id(piece.token)] for piece in used)
+        assert all(piece.requested == requested_by(piece.token) for piece in used)
         for amount in model.amounts.values():
             now = amount.current(number)
             assert amount.allocated(number) - amount.freed(number) == now <= amount.peak(number)
@@ -223,12 +229,12 @@ def test_an_attempt_that_is_taken_back_leaves_a_segment_at_most(events, nbytes, 
     model, tokens = CachingAllocator(0), {}
     for what, number, size, of in events:
         if what == "allocate":
-            tokens[number] = -(-size // 512) * 512
-        follow(model, tokens.get(number), what, size, of, 2**50)
+            tokens[number] = token_of(number, size)
+        follow(model, tokens.get(number), what, of, 2**50)
     model._free_awaited()
-    before, blocks, token = figures(model), shape(model), -(-nbytes // 512) * 512
+    before, blocks, token = figures(model), shape(model), token_of(len(events), nbytes)
     asked = [[piece.requested for piece in s.pieces()] for s in model.segments.values()]
-    assert model.allocate(token, nbytes, stream, 2**50)
+    assert model.allocate(token, stream, 2**50)
     model.take_back(token)
     assert figures(model) == before
     assert shape(model)[: len(blocks)] == blocks
