@@ -178,10 +178,10 @@ WRONG_CALLS = [
 def test_cuda_refuses_what_it_refuses_without_simulated_devices(arguments):
     with pytest.raises((RuntimeError, TypeError)) as expected:
         torch.ones(2).cuda(*arguments)
-    with simgpu.as_cuda(2), pytest.raises(expected.type) as told:
+    with simgpu.as_cuda(2), pytest.raises(expected.type) as caught:
         torch.ones(2).cuda(*arguments)
     if expected.type is RuntimeError:  # a TypeError lists the signatures of what it came from
-        assert str(told.value) == str(expected.value)
+        assert str(caught.value) == str(expected.value)
 
 
 def test_devices_are_kept_apart(cuda):

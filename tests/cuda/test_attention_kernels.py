@@ -138,8 +138,8 @@ def test_numbers_of_heads_and_batches(kernel, heads, batches, gqa):
             torch.ones(b, h, 2, 8, device="cuda").half()
             for b, h in zip(batches, heads, strict=True)
         ]
-        told = says(kernel, *call, gqa=gqa)
-        assert told == does(kernel, *call, gqa=gqa) == (taken and len(set(batches)) == 1)
+        reported = says(kernel, *call, gqa=gqa)
+        assert reported == does(kernel, *call, gqa=gqa) == (taken and len(set(batches)) == 1)
 
 
 @given(
@@ -208,8 +208,8 @@ def test_masks_of_cudnn(shape, training):
     fits = all(size in (1, full) for size, full in zip(shape[::-1], whole[::-1], strict=False))
     with simgpu.as_cuda(1, model="H100"):
         mask = torch.zeros(shape, device="cuda").half().requires_grad_(training)
-        told = says(CUDNN, *tensors(HALF, *whole[:3], 8), mask)
-    assert told == (fits and len(shape) in (2, 4) and not training)
+        reported = says(CUDNN, *tensors(HALF, *whole[:3], 8), mask)
+    assert reported == (fits and len(shape) in (2, 4) and not training)
 
 
 @pytest.mark.parametrize(

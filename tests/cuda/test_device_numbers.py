@@ -32,12 +32,12 @@ MISTAKES = [(), (None,), ("nope",), ("cuda", 99, 1), (-5,), (1.5,)]
 
 @pytest.mark.parametrize("arguments", MISTAKES, ids=str)
 def test_mistakes_raise_alike_for_both_names_of_devices(arguments):
-    told = []
+    reported = []
     for within in (simgpu.devices, simgpu.as_cuda):
         with within(2), pytest.raises((RuntimeError, TypeError)) as caught:
             torch.device(*arguments)
-        told.append((caught.type, str(caught.value)))
-    assert told[0] == told[1]
+        reported.append((caught.type, str(caught.value)))
+    assert reported[0] == reported[1]
 
 
 def test_other_names_stay_what_they_are(cuda):

@@ -57,9 +57,9 @@ DEVICES = st.sampled_from([None, "itself", "another"])
 @given(size=SIZES, stride=STRIDES, dtype=DTYPES, device=DEVICES)
 def test_tensors_are_judged_as_on_the_cpu(cuda, size, stride, dtype, device):
     def said(x, another):
-        told = {None: None, "itself": x.device, "another": torch.device(another)}[device]
+        reported = {None: None, "itself": x.device, "another": torch.device(another)}[device]
         try:
-            torch.ops.aten._assert_tensor_metadata(x, size, stride, dtype, device=told)
+            torch.ops.aten._assert_tensor_metadata(x, size, stride, dtype, device=reported)
         except RuntimeError as error:
             return str(error).replace(another, "another").replace(str(x.device), "itself")
 

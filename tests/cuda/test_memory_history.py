@@ -99,16 +99,16 @@ def test_events_are_reported_in_order(recorded, context):
     recorded("all", context=context, stacks="python")
     tensors = [makes_a_tensor(3), makes_a_tensor(4)]
     frees(tensors)
-    told = events()
+    reported = events()
     kinds = ["alloc", "alloc", *2 * ["free_requested", "free_completed"]]
-    assert [event["action"] for event in told] == kinds
-    assert {event["addr"] for event in told[:2]} == {event["addr"] for event in told[2:]}
-    assert [event["size"] for event in told] == [12, 16, 16, 16, 12, 12]
-    made = ["makes_a_tensor" in names(event["frames"]) for event in told[:2]]
-    freed = ["frees" in names(event["frames"]) for event in told[2:]]
+    assert [event["action"] for event in reported] == kinds
+    assert {event["addr"] for event in reported[:2]} == {event["addr"] for event in reported[2:]}
+    assert [event["size"] for event in reported] == [12, 16, 16, 16, 12, 12]
+    made = ["makes_a_tensor" in names(event["frames"]) for event in reported[:2]]
+    freed = ["frees" in names(event["frames"]) for event in reported[2:]]
     assert made == 2 * [context in ("alloc", "all")]
     assert freed == 4 * [context == "all"]
-    times = [event["time_us"] for event in told]
+    times = [event["time_us"] for event in reported]
     assert times == sorted(times)
 
 
@@ -121,8 +121,12 @@ def test_full_device_is_reported(recorded):
         torch.empty(2**40 + 1, device="cuda:1")
     total, free = 16 * 2**30, 16 * 2**30 - 2**21
     assert seen == [(1, 2**42 + 2**21, total, free)]
-    told = events(1)[-1]
-    assert [told[name] for name in ("action", "size", "device_free")] == ["oom", 2**42 + 512, free]
+    reported = events(1)[-1]
+    assert [reported[name] for name in ("action", "size", "device_free")] == [
+        "oom",
+        2**42 + 512,
+        free,
+    ]
     with pytest.raises(RuntimeError, match="Tried to allocate more than 1EB memory"):
         torch.empty(2**60, dtype=torch.int8, device=x.device)
 

@@ -64,12 +64,12 @@ def test_a_tensor_like_a_sparse_one_has_its_places(cuda, like, layout, numbers, 
 @pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"coo"}))
 def test_another_layout_is_refused_in_the_same_words(layout):
     x = LAYOUTS[layout](torch.ones(2, 4))
-    told = []
+    reported = []
     for within in (simgpu.devices, simgpu.as_cuda):
         with within(1), pytest.raises(RuntimeError) as caught:
             torch.empty_like(x, layout=torch.strided)
-        told.append(str(caught.value))
-    assert told[0] == told[1]
+        reported.append(str(caught.value))
+    assert reported[0] == reported[1]
 
 
 def test_the_cpus_kernels_are_there_again_afterwards():

@@ -18,7 +18,7 @@ from tests.support.observe import plain, values
 
 
 class Named(namedtuple("Named", "x y")):
-    """A namedtuple that is told something more."""
+    """A namedtuple that is reported something more."""
 
 
 class Items(list):

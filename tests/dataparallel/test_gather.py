@@ -114,9 +114,9 @@ def test_structure_is_kept(devices, data, tree):
 def test_vector_of_scalars_warns_once(devices, monkeypatch):
     monkeypatch.setattr(scalar_warning, "_warned_lines", set())  # this may not be the first run
     losses = [torch.tensor(1.0, device=device) for device in devices]
-    with pytest.warns(UserWarning, match="0-dimensional") as told:
+    with pytest.warns(UserWarning, match="0-dimensional") as caught:
         wholes = [dataparallel.gather(losses, devices[0]) for _ in range(3)]
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
     assert [len(whole) for whole in wholes] == [len(devices)] * 3
 
 

@@ -16,7 +16,7 @@ AMOUNTS = st.lists(st.integers(1, 24), min_size=4, max_size=4)
 ALIKE = [8, 8, 8, 8]
 
 
-def told(devices, memory, cores):
+def reported(devices, memory, cores):
     """The warnings of a DataParallel on devices that have so much memory and so many cores."""
     amounts = {
         device.index: SimpleNamespace(total_memory=each[0], multi_processor_count=each[1])
@@ -45,7 +45,7 @@ def test_a_device_below_75_percent_of_another_is_named(devices, memory, cores):
         for name, amounts in (("total_memory", memory), ("multi_processor_count", cores))
         if 4 * min(amounts) < 3 * max(amounts)
     ]
-    caught = told(devices, memory, cores)
+    caught = reported(devices, memory, cores)
     assert len(caught) == bool(uneven)
     if uneven:
         name, amounts = uneven[0]
@@ -58,7 +58,7 @@ def test_a_device_below_75_percent_of_another_is_named(devices, memory, cores):
 
 @pytest.mark.devices(4, distinct=True)
 def test_only_devices_that_take_part_are_compared(devices):
-    assert not told(devices[:2], [4, 4], [8, 8])
+    assert not reported(devices[:2], [4, 4], [8, 8])
     module = torch.get_device_module(devices[0])
     asked = []
     with mock.patch.object(module, "get_device_properties", lambda index: asked.append(index)):

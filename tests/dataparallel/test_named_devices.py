@@ -61,9 +61,9 @@ def test_negative_numbers_name_no_device(devices, name):
 @pytest.mark.parametrize("name", ["its output", "gather", "comm.gather"])
 @pytest.mark.devices(2)
 def test_minus_one_is_an_old_name_of_the_cpu(devices, name):
-    with pytest.warns(FutureWarning, match='"cpu"') as told:
+    with pytest.warns(FutureWarning, match='"cpu"') as caught:
         out = NAMING[name](devices, -1)
-    assert len(told) == 1
+    assert len(caught) == 1
     if name == "its output":
         assert plain(out(rows(devices[0]))) == plain(out.module.cpu()(rows("cpu")))
         assert out.output_device == torch.device("cpu")

@@ -273,9 +273,11 @@ def test_a_failure_that_takes_no_message_is_the_cause_of_another(devices, data, 
     def broken(x):
         raise failure
 
-    with pytest.raises(RuntimeError, match=f"Caught {type(failure).__name__} in replica 0") as told:
+    with pytest.raises(
+        RuntimeError, match=f"Caught {type(failure).__name__} in replica 0"
+    ) as raised:
         applied(broken, targets)
-    assert told.value.__cause__ is failure
+    assert raised.value.__cause__ is failure
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])

@@ -26,8 +26,8 @@ def test_zero_grad_in_a_replica_warns_that_it_has_no_effect(devices, kind):
     parallel = dataparallel.DataParallel(module, devices[:2])
     x = torch.ones(4, 3, device=devices[0])
     for _ in range(2):
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             parallel(x).sum().backward()
-        assert sum("zero_grad() from a module" in str(each.message) for each in told) == 2
+        assert sum("zero_grad() from a module" in str(each.message) for each in caught) == 2
     assert module.bias.grad.tolist() == [8.0] * 3

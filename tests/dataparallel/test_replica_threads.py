@@ -96,10 +96,10 @@ def test_failure_around_a_call_is_raised_unless_the_call_fails(when, failing):
             raise ValueError("inside")
         return x
 
-    told = (ValueError, "inside") if failing and when == "after" else (KeyError, "around")
+    reported = (ValueError, "inside") if failing and when == "after" else (KeyError, "around")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThreadState, "run", run)
-        with pytest.raises(told[0], match=told[1]) as caught:
+        with pytest.raises(reported[0], match=reported[1]) as caught:
             dataparallel.parallel_apply(
                 [Doing(action)] * 2, [torch.ones(1)] * 2, devices=["cpu"] * 2
             )

@@ -80,13 +80,13 @@ def test_unlike_outputs_are_named_by_their_path(devices, steps):
     """Outputs and inputs alike: what the error says, as code, is the object that is wrong."""
     device, fits = devices[0], rows(devices[0])
     output = around(torch.ones(1, device=device), fits, steps)
-    with pytest.raises(ValueError, match="not built alike") as told:
+    with pytest.raises(ValueError, match="not built alike") as caught:
         dataparallel.gather([output, around(None, fits, steps)], device)
-    (place,) = re.findall(r"gathered: (.*) is Tensor in replica 0", str(told.value))
+    (place,) = re.findall(r"gathered: (.*) is Tensor in replica 0", str(caught.value))
     assert eval(place, {"output": output}).shape == (1,)
 
     inputs = (around(torch.ones(1, device=device), fits, steps), fits)
-    with pytest.raises(ValueError, match="rows would be lost") as told:
+    with pytest.raises(ValueError, match="rows would be lost") as caught:
         dataparallel.scatter_kwargs(inputs, None, devices)
-    (place,) = re.findall(r"[ ;:] (inputs\S*) has batch size 1 ", str(told.value))
+    (place,) = re.findall(r"[ ;:] (inputs\S*) has batch size 1 ", str(caught.value))
     assert eval(place, {"inputs": inputs}).shape == (1,)

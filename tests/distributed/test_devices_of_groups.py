@@ -55,11 +55,11 @@ def test_ranks_change_devices_together_or_raise(steps, seed):
         return len(steps), ""
 
     wanted = next((k for k, works in enumerate(works_with_nccl(steps)) if not works), len(steps))
-    for number, told in results(SIZE, use, schedule=seed):
-        assert number == wanted, told
+    for number, reported in results(SIZE, use, schedule=seed):
+        assert number == wanted, reported
         if number < len(steps):
             new = (f"on the device cuda:{index} first used in call" for index in steps[number])
-            assert "Duplicate GPU detected" in told or any(each in told for each in new)
+            assert "Duplicate GPU detected" in reported or any(each in reported for each in new)
 
 
 @few
@@ -140,11 +140,13 @@ def test_a_group_that_was_made_for_a_device_takes_no_other(name):
         with pytest.raises(RuntimeError) as raised:
             CALLS[name](torch.ones(1, device=f"cuda:{rank + 2}"))
         if nccl.binds_to_one_device():
-            told = f"is bound to device cuda:{rank} but an operation was issued on cuda:{rank + 2}"
+            reported = (
+                f"is bound to device cuda:{rank} but an operation was issued on cuda:{rank + 2}"
+            )
         else:
-            told = f"the tensor is on device {rank + 2}, and device_id said {rank}"
+            reported = f"the tensor is on device {rank + 2}, and device_id said {rank}"
             assert isinstance(raised.value, dist.DistBackendError)
-        assert told in str(raised.value)
+        assert reported in str(raised.value)
         return True
 
     assert results(2, call) == [True, True]

@@ -141,7 +141,7 @@ def test_unmatched_message_is_reported_without_a_wait(count, data, seed):
         return
     with pytest.raises(CollectiveMismatchError) as caught:
         simgpu.ranks(count, go, schedule=seed)
-    told = [
+    reported = [
         f"{'send' if ahead > 0 else 'recv'} of float32 (3,) "
         f"{f'to rank {target}' if ahead > 0 else f'from rank {source}'} at {__file__}:"
         for (source, target), ahead in left
@@ -155,7 +155,7 @@ def test_unmatched_message_is_reported_without_a_wait(count, data, seed):
         f"(call {min(calls.count((*pair, sends)) for sends in (False, True)) + 1} of group"
         for pair, _ in left
     ]
-    text, said = str(caught.value), zip(told, endings, numbers, strict=True)
+    text, said = str(caught.value), zip(reported, endings, numbers, strict=True)
     assert any(all(part in text for part in parts) for parts in said), text
 
 

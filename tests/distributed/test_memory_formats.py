@@ -175,8 +175,8 @@ def test_differing_memory_formats_raise(drawn, seed):
         x = lying(brought(rank, shape).cuda(), orders[rank])
         dist.recv(x, 0) if rank else dist.send(x, 1)
 
-    told = r"in memory (by dims|as channels_last).* call \.contiguous\(\)"
-    with pytest.raises(CollectiveMismatchError, match=told):
+    reported = r"in memory (by dims|as channels_last).* call \.contiguous\(\)"
+    with pytest.raises(CollectiveMismatchError, match=reported):
         simgpu.ranks(2, exchange, schedule=seed)
 
 
@@ -187,17 +187,17 @@ ELSE = {
 }
 
 
-@pytest.mark.parametrize("told", ELSE)
+@pytest.mark.parametrize("reported", ELSE)
 @few
 @given(shape=LARGER, seed=schedules)
-def test_mismatch_error_omits_equal_memory_formats(told, shape, seed):
+def test_mismatch_error_omits_equal_memory_formats(reported, shape, seed):
     def call(rank):
         x = last(brought(rank, shape))
         dist.all_reduce(x)
-        ELSE[told](x, rank)
+        ELSE[reported](x, rank)
 
     layout = f"in memory as {FORMATS[len(shape)]}".replace("torch.", "")
-    with pytest.raises(CollectiveMismatchError, match=f"{layout}.*{told}") as raised:
+    with pytest.raises(CollectiveMismatchError, match=f"{layout}.*{reported}") as raised:
         simgpu.ranks(2, unbound(call), schedule=seed)
     assert "same memory format" not in str(raised.value)
 
@@ -217,8 +217,8 @@ def test_collective_names_ranks_with_other_memory_formats(name, count, shape, da
         mine = brought(rank, shape).cuda()
         COLLECTIVES[name](last(mine) if rank == other else mine, rank, count)
 
-    told = rf"in memory as {FORMATS[len(shape)]}.* call \.contiguous\(\)".replace("torch.", "")
-    with pytest.raises(CollectiveMismatchError, match=told) as raised:
+    reported = rf"in memory as {FORMATS[len(shape)]}.* call \.contiguous\(\)".replace("torch.", "")
+    with pytest.raises(CollectiveMismatchError, match=reported) as raised:
         simgpu.ranks(count, call, schedule=seed)
     if name not in WITHOUT_SHAPES:
         assert str(raised.value).count(str(shape)) == 2, "as the program has it, on all ranks"

@@ -87,8 +87,8 @@ def test_a_circle_of_sends_or_receives_is_a_deadlock(count, first, sends, batche
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("seed", [None, 1])
 def test_differing_ranks_all_raise(seed):
-    for told in simgpu.ranks(2, rank_cases.every_mistake, schedule=seed):
-        for name, text in told.items():
+    for reported in simgpu.ranks(2, rank_cases.every_mistake, schedule=seed):
+        for name, text in reported.items():
             assert text.startswith("CollectiveMismatchError"), (name, text)
             assert "rank 0" in text, text
             assert "rank 1" in text, text
@@ -109,8 +109,8 @@ def test_the_first_failure_is_raised_with_what_became_of_the_others(count, data,
     with pytest.raises(KeyError, match="of one rank") as raised:
         simgpu.ranks(count, fail, schedule=seed)
     if hasattr(raised.value, "__notes__"):
-        told, why, *_ = raised.value.__notes__
-        assert told == f"raised by rank {failing} of {count}"
+        reported, why, *_ = raised.value.__notes__
+        assert reported == f"raised by rank {failing} of {count}"
         assert f"rank {failing} has raised KeyError" in why
         assert f"rank {(failing + 1) % count} waits for all_reduce" in why
 
@@ -290,8 +290,8 @@ def test_function_without_a_rank_argument_is_refused(count, function, seed):
     """One that takes it, and fails, is not."""
     with pytest.raises(TypeError) as raised:
         simgpu.ranks(count, function, schedule=seed)
-    told = [note for note in raised.value.__notes__ if "write def fn(rank)" in note]
-    assert len(told) == (function is not that_fails_inside)
+    reported = [note for note in raised.value.__notes__ if "write def fn(rank)" in note]
+    assert len(reported) == (function is not that_fails_inside)
 
 
 def test_too_few_devices_and_worlds_within_worlds_are_refused():

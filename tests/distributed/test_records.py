@@ -27,9 +27,9 @@ def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
     """Of a call as much as there is room for; of a place, the line; of a device, its number."""
     record = record_of(says, place, device)
     assert len(record) == process_transport.SIZE
-    _, told, where, on = process_transport.read_record(record)
-    assert says.startswith(told.rstrip("\ufffd"))
-    assert told == says or len(told.encode()) > 150, "there is room for that much"
+    _, reported, where, on = process_transport.read_record(record)
+    assert says.startswith(reported.rstrip("\ufffd"))
+    assert reported == says or len(reported.encode()) > 150, "there is room for that much"
     assert where == place[-200:]
     assert on == device[-60:]
 
@@ -37,13 +37,13 @@ def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
 @given(one=CALLS, other=CALLS, places=st.tuples(PLACES, PLACES), shown=st.tuples(CALLS, CALLS))
 def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places, shown):
     """Whatever each of them shows in errors."""
-    told = [
+    reported = [
         record_of(says, place, f"m:{number}", text)
         for number, (says, place, text) in enumerate(zip((one, other), places, shown, strict=True))
     ]
-    assert process_transport.are_alike(told) == (one == other)
+    assert process_transport.are_alike(reported) == (one == other)
     agreed, texts = zip(
-        *(process_transport.read_record(record)[:2] for record in told), strict=True
+        *(process_transport.read_record(record)[:2] for record in reported), strict=True
     )
     assert (agreed[0] == agreed[1]) == (one == other)
     for seen, text in zip(texts, shown, strict=True):

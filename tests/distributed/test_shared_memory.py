@@ -16,13 +16,13 @@ from tests.support.worlds import few
 
 def told_among(count):
     """For each rank a `tell`: what all ranks tell, when all have told."""
-    waiting, told = threading.Barrier(count), [None] * count
+    waiting, reported = threading.Barrier(count), [None] * count
 
     def of(rank):
         def tell(tensor):
-            told[rank] = tensor.clone()
+            reported[rank] = tensor.clone()
             waiting.wait()
-            everything = list(told)
+            everything = list(reported)
             waiting.wait()
             return everything
 
@@ -143,17 +143,17 @@ class Full:
 def test_where_there_is_no_room_nothing_is_shared(folder):
     """Not found out by touching it, which would end the process."""
     make = process_transport.tempfile.NamedTemporaryFile
-    told = []
+    reported = []
 
     def tell(tensor):
-        told.append(tensor)
+        reported.append(tensor)
         return [tensor]
 
     with mock.patch.object(
         process_transport.tempfile, "NamedTemporaryFile", lambda **named: Full(make(**named))
     ):
         assert process_transport.share(100, 0, tell) is None
-    assert told[0].count_nonzero() == 0, "it has no file"
+    assert reported[0].count_nonzero() == 0, "it has no file"
     assert list(folder.iterdir()) == []
 
 

@@ -204,19 +204,19 @@ WAITS = {
 @pytest.mark.parametrize("what", WAITS)
 def test_without_a_schedule_what_they_ask_of_others_is_an_error(what):
     def start(rank):
-        told = []
+        reported = []
 
         def work():
             try:
                 WAITS[what](rank)
             except RuntimeError as error:
-                told.append(str(error))
+                reported.append(str(error))
 
         thread = threading.Thread(target=work, name="helper")
         thread.start()
         thread.join()
         dist.barrier(device_ids=[rank])
-        return told
+        return reported
 
     for (text,) in simgpu.ranks(2, start):
         assert text.startswith(what), text

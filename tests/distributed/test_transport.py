@@ -153,12 +153,12 @@ def test_sum_runs_as_instruments_are_notified(sizes):
         for number, size in enumerate(sizes, start=1):
             call, wanted = call_of("all_reduce", size, number, rank, 2)
             call.number, call.place = number, "train.py:1"
-            told, before = transport.algorithm(call), len(exchanged)
+            reported, before = transport.algorithm(call), len(exchanged)
             pending = Pending(call)
             transport.submit(pending, awaited=True)
             assert pending.error is None, pending.error
             assert torch.equal(call.outs[0], wanted)
-            assert told == ("all_to_all" if len(exchanged) > before else "all_gather")
+            assert reported == ("all_to_all" if len(exchanged) > before else "all_gather")
         return True
 
     with (
@@ -386,9 +386,9 @@ def test_a_rank_that_fails_by_itself_says_so_in_the_store_of_its_group(kind, bac
         finally:
             dist.destroy_process_group()
     (key,) = (key for key in store.list_keys() if key.endswith("why rank 0 has failed"))
-    told = store.get(key).decode()
-    assert told.startswith("all_reduce float32 (3,) SUM at ")
-    assert told.endswith(f", {kind.__name__}: {kind('no room')}")
+    reported = store.get(key).decode()
+    assert reported.startswith("all_reduce float32 (3,) SUM at ")
+    assert reported.endswith(f", {kind.__name__}: {kind('no room')}")
 
 
 class Backend:

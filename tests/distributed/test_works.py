@@ -143,8 +143,8 @@ def test_finished_wait_keeps_no_dropped_memory(count, calls, waits, seed):
     assert simgpu.ranks(count, call, schedule=seed) == [0] * count
 
 
-@given(count=st.integers(1, 3), later=st.integers(1, 3), told=st.booleans())
-def test_works_held_only_by_cpp_last_as_long_as_their_outputs(count, later, told):
+@given(count=st.integers(1, 3), later=st.integers(1, 3), reported=st.booleans())
+def test_works_held_only_by_cpp_last_as_long_as_their_outputs(count, later, reported):
     """The Reducer reads such an output in its backward pass, when there are uneven inputs."""
     kept, gone, pending = set(), [], Pending(Call("all_reduce", "all_reduce", [], []))
     work = Work([pending], [torch.full((2,), float(each)) for each in range(count)], kept)
@@ -157,10 +157,10 @@ def test_works_held_only_by_cpp_last_as_long_as_their_outputs(count, later, told
         assert len(dist.Work.unbox(boxed).result()) == count
     del boxed
     with pytest.MonkeyPatch.context() as patch:
-        if not told:  # as where C++ counts its references elsewhere
+        if not reported:  # as where C++ counts its references elsewhere
             patch.setattr(works, "held_by_cpp", lambda work: True)
         drop_unused(kept)
-    assert bool(gone) == (not kept) == told
+    assert bool(gone) == (not kept) == reported
 
 
 @few

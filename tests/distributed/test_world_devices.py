@@ -17,8 +17,8 @@ def sort_of(rank):
 
 
 def test_fresh_devices_are_of_the_sort_that_is_asked_for():
-    told = simgpu.ranks(2, sort_of, model="A100", memory=["1GiB", "2GiB"])
-    assert told == [("NVIDIA A100-SXM4-40GB", size << 30) for size in (1, 2)]
+    reported = simgpu.ranks(2, sort_of, model="A100", memory=["1GiB", "2GiB"])
+    assert reported == [("NVIDIA A100-SXM4-40GB", size << 30) for size in (1, 2)]
 
 
 def test_the_generator_of_fresh_devices_is_the_one_that_is_asked_for():

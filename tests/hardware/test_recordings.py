@@ -122,9 +122,9 @@ def test_a_recording_is_replayed_and_each_of_its_keys_counts(recorded, simulated
     recording = load(recorded)
     assert replay(recording, simulated) == []
     for entry in recording["cases"]:
-        told = entry["seen"] | entry.get("ours", {})
-        for key in told:
-            entry["ours"] = {**told, key: "something else"}
+        reported = entry["seen"] | entry.get("ours", {})
+        for key in reported:
+            entry["ours"] = {**reported, key: "something else"}
             found = differences(
                 {**recording, "cases": [entry]}, lambda case: observe(case, simulated), simulated
             ) if entry["case"].get("numbers") != "ordinary" else None  # fmt: skip

@@ -108,10 +108,10 @@ def test_the_planted_fault_shown_is_in_the_table():
 
 def test_each_named_check_exists():
     tests = "".join(file.read_text("utf-8") for file in Path(__file__).parent.glob("test_*.py"))
-    found = [block for path in PAGES for block in blocks(path) if "checked by" in block.told]
+    found = [block for path in PAGES for block in blocks(path) if "checked by" in block.notes]
     assert len(found) == 4
     for block in found:
-        assert f"\ndef {block.told['checked by']}(" in tests, block.where
+        assert f"\ndef {block.notes['checked by']}(" in tests, block.where
 
 
 def test_the_two_commands_are_there_as_they_were():

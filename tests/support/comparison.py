@@ -46,8 +46,8 @@ class Row:
 
 
 def row_of_json(text):
-    told = json.loads(text)
-    return Row(**{**told, "reasons": Counter(told["reasons"])})
+    reported = json.loads(text)
+    return Row(**{**reported, "reasons": Counter(reported["reasons"])})
 
 
 def files():

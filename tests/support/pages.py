@@ -49,7 +49,7 @@ class Block:
     where: str
     language: str
     text: str
-    told: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
     after: Block | None = None  # the block before it, if nothing but comments is between
 
     def fail(self, why: str) -> PageError:
@@ -59,13 +59,13 @@ class Block:
 def blocks(path: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     found: list[Block] = []
-    told: dict[str, str] = {}
+    notes: dict[str, str] = {}
     neighbour: Block | None = None
     lines = iter(enumerate(path.read_text(encoding="utf-8").splitlines(), 1))
     for number, line in lines:
         comment, fence = DIRECTIVE.match(line), FENCE.match(line)
         if comment:
-            told[comment[1]] = comment[2]
+            notes[comment[1]] = comment[2]
         elif fence:
             inside = []
             for _, inner in lines:
@@ -73,19 +73,19 @@ def blocks(path: Path) -> list[Block]:
                     break
                 inside.append(inner)
             text = "\n".join(inside) + "\n"
-            block = Block(f"{path.name}:{number}", fence[2].strip(), text, told, neighbour)
-            if not set(told) <= KNOWN:
-                raise block.fail(f"comments {sorted(set(told) - KNOWN)} are unknown")
+            block = Block(f"{path.name}:{number}", fence[2].strip(), text, notes, neighbour)
+            if not set(notes) <= KNOWN:
+                raise block.fail(f"comments {sorted(set(notes) - KNOWN)} are unknown")
             found.append(block)
-            told, neighbour = {}, block
+            notes, neighbour = {}, block
         elif line.strip():
-            told, neighbour = {}, None
+            notes, neighbour = {}, None
     return found
 
 
 def excuses(found: list[Block]) -> list[str]:
     """Return why blocks are not run: one reason for each."""
-    return [block.told["not run"] for block in found if "not run" in block.told]
+    return [block.notes["not run"] for block in found if "not run" in block.notes]
 
 
 def commands(block: Block) -> Iterator[list[str]]:
@@ -116,12 +116,12 @@ def run_page(path: Path, folder: Path, python: Interpreter) -> int:
     ran = 0
     for place, block in enumerate(found):
         printed = outputs.get(id(block))
-        if {"not run", "checked by"} & set(block.told):
+        if {"not run", "checked by"} & set(block.notes):
             continue
         if block.language == "text":
             if not _prints(block.after):
                 raise block.fail("a text block has to follow the block that prints it")
-        elif "file" in block.told:
+        elif "file" in block.notes:
             _write(block, folder, found[place + 1 :])
         elif block.language == "python":
             _compare(block, _run_python(block, printed is not None), printed)
@@ -135,11 +135,11 @@ def run_page(path: Path, folder: Path, python: Interpreter) -> int:
 
 
 def _prints(block: Block | None) -> bool:
-    return block is not None and block.language in ("python", "bash") and "file" not in block.told
+    return block is not None and block.language in ("python", "bash") and "file" not in block.notes
 
 
 def _write(block: Block, folder: Path, later: list[Block]) -> None:
-    name = block.told["file"]
+    name = block.notes["file"]
     used = any(name in words for one in later if one.language == "bash" for words in commands(one))
     if not used and name not in READ_BY_PYTEST:
         raise block.fail(f"no command after it uses {name}")
@@ -174,7 +174,7 @@ def _run_commands(block: Block, folder: Path, python: Interpreter) -> str:
             raise block.fail(f"{words[0]} is neither python nor pytest")
         done = python(*words[1:], cwd=folder, **variables)
         printed += done.stdout + done.stderr
-        if str(done.returncode) != block.told.get("exits with", "0"):
+        if str(done.returncode) != block.notes.get("exits with", "0"):
             raise block.fail(f"{shlex.join(words)} ended with {done.returncode}:\n{printed}")
     return printed
 

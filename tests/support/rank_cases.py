@@ -332,7 +332,7 @@ def late(rank):
     if rank:
         store.get("told")
         return ""
-    text = told(dist.all_reduce, torch.ones(3, device=device()))
+    text = error_of(dist.all_reduce, torch.ones(3, device=device()))
     store.set("told", "")
     return text
 
@@ -341,7 +341,7 @@ def left(rank, leaver, calls):
     """A rank leaves the group after some calls, and ends; what the others are told of it."""
     for size in range(1, calls + 1):
         dist.all_reduce(torch.ones(size, device=device()))
-    return "" if rank == leaver else told(dist.broadcast, torch.ones(3, device=device()), 0)
+    return "" if rank == leaver else error_of(dist.broadcast, torch.ones(3, device=device()), 0)
 
 
 def ended(rank):
@@ -356,7 +356,7 @@ def ended(rank):
         x = torch.ones(2, device=device())
         dist.all_reduce(x, group=group)
         end(group)
-        found.append(told(dist.all_reduce, x, group=group))
+        found.append(error_of(dist.all_reduce, x, group=group))
     x = torch.ones(2, device=device())
     dist.all_reduce(x)
     assert x.tolist() == [dist.get_world_size()] * 2
@@ -366,7 +366,7 @@ def ended(rank):
 # What ranks may get wrong. Each returns the text of the error that the rank got.
 
 
-def told(function, *arguments, **named):
+def error_of(function, *arguments, **named):
     try:
         function(*arguments, **named)
     except dist.DistBackendError as error:
@@ -377,32 +377,32 @@ def told(function, *arguments, **named):
 
 
 def other_shape(rank):
-    return told(dist.all_reduce, torch.ones(3 + rank, device=device()))
+    return error_of(dist.all_reduce, torch.ones(3 + rank, device=device()))
 
 
 def other_dtype(rank):
     dtype = (torch.float32, torch.int32)[rank % 2]
-    return told(dist.all_reduce, torch.ones(4, dtype=dtype, device=device()))
+    return error_of(dist.all_reduce, torch.ones(4, dtype=dtype, device=device()))
 
 
 def other_operator(rank):
     x = torch.ones(3, device=device())
-    return told(dist.broadcast, x, 0) if rank else told(dist.all_reduce, x)
+    return error_of(dist.broadcast, x, 0) if rank else error_of(dist.all_reduce, x)
 
 
 def other_root(rank):
-    return told(dist.broadcast, torch.ones(3, device=device()), rank % 2)
+    return error_of(dist.broadcast, torch.ones(3, device=device()), rank % 2)
 
 
 def other_reduction(rank):
     op = (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank % 2]
-    return told(dist.all_reduce, torch.ones(3, device=device()), op)
+    return error_of(dist.all_reduce, torch.ones(3, device=device()), op)
 
 
 def other_order(rank):
     small, large = torch.ones(2, device=device()), torch.ones(5, device=device())
     works = [dist.all_reduce(x, async_op=True) for x in ((small, large), (large, small))[rank % 2]]
-    first, _ = [told(work.wait) for work in works]
+    first, _ = [error_of(work.wait) for work in works]
     return first
 
 
@@ -410,29 +410,35 @@ def other_splits(rank):
     x, size = torch.ones(8, device=device()), dist.get_world_size()
     halves = [8 // size] * size
     wrong = [halves[0] - 1, *halves[1:-1], halves[-1] + 1]
-    return told(dist.all_to_all_single, torch.empty_like(x), x, halves, wrong if rank else halves)
+    return error_of(
+        dist.all_to_all_single, torch.empty_like(x), x, halves, wrong if rank else halves
+    )
 
 
 def other_size_received(rank):
     if rank == 0:
-        return told(dist.send, torch.ones(3, device=device()), 1)
-    return told(dist.recv, torch.ones(4, device=device()), 0)
+        return error_of(dist.send, torch.ones(3, device=device()), 1)
+    return error_of(dist.recv, torch.ones(4, device=device()), 0)
 
 
 def other_number(rank):
     """The tensors of a coalesced call, the first of which are the same."""
-    return told(dist.all_reduce_coalesced, [torch.ones(3, device=device())] * (1 + rank % 2))
+    return error_of(dist.all_reduce_coalesced, [torch.ones(3, device=device())] * (1 + rank % 2))
 
 
 def other_part(rank):
     parts = [torch.ones(size, device=device()) for size in (2, 2 * dist.get_world_size())]
-    return told(dist.reduce_scatter_tensor, *parts) if rank else told(dist.broadcast, parts[0], 0)
+    return (
+        error_of(dist.reduce_scatter_tensor, *parts)
+        if rank
+        else error_of(dist.broadcast, parts[0], 0)
+    )
 
 
 def no_barrier(rank):
     if rank:
-        return told(dist.broadcast, torch.ones(1, device=device()), 0)
-    return told(dist.barrier, device_ids=[rank])
+        return error_of(dist.broadcast, torch.ones(1, device=device()), 0)
+    return error_of(dist.barrier, device_ids=[rank])
 
 
 def within_backward(rank):
@@ -440,7 +446,11 @@ def within_backward(rank):
         torch.nn.Linear(3, 2).to(device()), device_ids=[device().index]
     )
     loss = model(torch.ones(1, 3, device=device())).sum()
-    return told(loss.backward) if rank else told(dist.all_reduce, torch.ones(7, device=device()))
+    return (
+        error_of(loss.backward)
+        if rank
+        else error_of(dist.all_reduce, torch.ones(7, device=device()))
+    )
 
 
 MISTAKES = (

@@ -51,8 +51,8 @@ def encoded(seen):
 def plain_case(case):
     """Return a case without the fields that have their default."""
     fields = {field.name: field.default for field in dataclasses.fields(Case)}
-    told = {name: getattr(case, name) for name in fields}
-    return {name: value for name, value in told.items() if value != fields[name]}
+    reported = {name: getattr(case, name) for name in fields}
+    return {name: value for name, value in reported.items() if value != fields[name]}
 
 
 def case_of(plain):

@@ -65,21 +65,21 @@ def trained(
     learned = [t for t in [*net.parameters(), *net.buffers()] if t.requires_grad]
     home = learned[0].device
     optimize = OPTIMIZERS[optimizer](learned)
-    told = []
+    reported = []
     for step in range(steps):
         optimize.zero_grad()
         for part in range(accumulate):
             loss = loss_of(model, batch_of(accumulate * step + part).to(home))
             loss.backward()
-            told.append(plain(loss))
-        told.append([plain(t.grad.to_dense()) if t.grad is not None else None for t in learned])
+            reported.append(plain(loss))
+        reported.append([plain(t.grad.to_dense()) if t.grad is not None else None for t in learned])
         optimize.step()
         with torch.no_grad():
             for tensor in learned:
                 parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
                 parts.copy_((parts * 64).round() / 64)
     state = {name: plain(t) for name, t in [*net.named_parameters(), *net.named_buffers()]}
-    return {"told": told, "state": state}
+    return {"told": reported, "state": state}
 
 
 def check_training(

@@ -221,8 +221,8 @@ def test_a_command_says_which_packages_are_missing(what, data):
     absent = mock.patch.dict(sys.modules, dict.fromkeys(names))
     with absent, contextlib.redirect_stdout(said):
         assert main(words) == 4
-    told = f"{what} needs {' and '.join(missing)}: pip install {' '.join(missing)}\n"
-    assert said.getvalue() == told
+    caught = f"{what} needs {' and '.join(missing)}: pip install {' '.join(missing)}\n"
+    assert said.getvalue() == caught
 
 
 @pytest.mark.full
@@ -264,7 +264,7 @@ def test_info_may_be_read_in_part():
     words = [sys.executable, "-m", "simgpu", "info"]
     with subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as told:
-        assert told.stdout.readline().startswith("simgpu: ")
-        told.stdout.close()
-        assert (told.wait(), told.stderr.read()) == (0, "")
+    ) as caught:
+        assert caught.stdout.readline().startswith("simgpu: ")
+        caught.stdout.close()
+        assert (caught.wait(), caught.stderr.read()) == (0, "")

@@ -116,8 +116,8 @@ def test_a_failure_is_found_from_the_folder_of_the_campaign(tmp_path, error, par
         kept = kept_of(tmp_path, error)
     finally:
         os.chdir(here)
-    told = {kept.property.partition("::")[0], kept.location.rpartition(":")[0]}
-    assert told == {Path(os.path.relpath(__file__, START)).as_posix()}
+    seen_reports = {kept.property.partition("::")[0], kept.location.rpartition(":")[0]}
+    assert seen_reports == {Path(os.path.relpath(__file__, START)).as_posix()}
 
 
 @given(count=st.integers(1, 3))

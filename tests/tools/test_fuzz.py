@@ -285,8 +285,8 @@ def test_a_campaign_is_as_good_as_its_sessions(tmp_path, status, examples, fails
     good = status == 0 and examples > 0 and not fails
     assert (ended == 0) == good
     assert 0 <= ended < 256
-    told = "what pytest said last" in out.getvalue()
-    assert told == (not good and not (status in (0, 1) and kept.failures))
+    reported = "what pytest said last" in out.getvalue()
+    assert reported == (not good and not (status in (0, 1) and kept.failures))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

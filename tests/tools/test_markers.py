@@ -57,7 +57,7 @@ def test_nothing(): pass
 
 def test_right(): pass
 """
-TOLD = """
+REPORTED = """
 @pytest.mark.devices(): write @pytest.mark.devices(n), n being an int from 1 on
 @pytest.mark.devices(2, atleast=True): write @pytest.mark.devices(n)
 @pytest.mark.devices('2'): write @pytest.mark.devices(n)
@@ -79,8 +79,8 @@ def test_a_wrong_marker_is_an_error_of_its_test_in_one_line(pytester):
     pytester.makepyfile(WRONG)
     seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
     seen.assert_outcomes(passed=1, errors=14)
-    for told in TOLD.strip().splitlines():
-        seen.stdout.fnmatch_lines(f"*{told.replace('[', '[[]')}*")
+    for reported in REPORTED.strip().splitlines():
+        seen.stdout.fnmatch_lines(f"*{reported.replace('[', '[[]')}*")
     seen.stdout.no_fnmatch_line("*Traceback*")
     seen.stdout.no_fnmatch_line("*another exception*")
     seen.stdout.no_fnmatch_line("*unexpected keyword*")
@@ -113,8 +113,8 @@ def test_asked_for(world_asked_for):
 
 def test_ranks_have_the_devices_of_the_options(pytester):
     pytester.makepyfile(RANKS)
-    told = ("--model", "A100", "--device-memory", "1GiB", "--rng", "host", "--device-count", "4")
-    seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", *told)
+    options = ("--model", "A100", "--device-memory", "1GiB", "--rng", "host", "--device-count", "4")
+    seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
     seen.assert_outcomes(passed=2, skipped=1)
     seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
 
@@ -169,8 +169,8 @@ def check_told(item, test, count, is_wrong):
     tell_if_unused(item)
     if is_wrong:
         name = test.__name__
-        told = rf"it.py::{name}: @pytest.mark.ranks\({count}\): .*def {name}\(ranks\)"
-        with pytest.raises(pytest.fail.Exception, match=told):
+        reported = rf"it.py::{name}: @pytest.mark.ranks\({count}\): .*def {name}\(ranks\)"
+        with pytest.raises(pytest.fail.Exception, match=reported):
             fail_if_wrong(item)
     else:
         fail_if_wrong(item)
@@ -213,11 +213,11 @@ def test_a_fixture_of_the_suite_may_ask_for_ranks_while_it_runs(count, fixtures)
 
 @given(
     name=st.sampled_from(["ranks", "ranks_slow", "rank"]),
-    told=st.sampled_from(["", ":", ": text", "(n): text (more)"]),
+    reported=st.sampled_from(["", ":", ": text", "(n): text (more)"]),
     spaces=st.sampled_from(["", " "]),
 )
-def test_a_suite_may_declare_a_marker_in_any_way(name, told, spaces):
+def test_a_suite_may_declare_a_marker_in_any_way(name, reported, spaces):
     """As pytest reads its lines: a name, perhaps arguments, a colon and a text."""
-    lines = [DESCRIPTION, f"{spaces}{name}{spaces}{told}"]
+    lines = [DESCRIPTION, f"{spaces}{name}{spaces}{reported}"]
     item = SimpleNamespace(config=SimpleNamespace(getini=lambda name: lines))
     assert is_ours(item, DESCRIPTION) == (name != "ranks")

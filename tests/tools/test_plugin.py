@@ -240,9 +240,9 @@ def text_of_error(index, count):
 
 @given(index=st.integers(8, 9), count=st.integers(0, 8), has=st.booleans(), as_cuda=st.booleans())
 def test_no_advice_names_an_option_in_use(index, count, has, as_cuda):
-    told = hint_for(text_of_error(index, count), has, as_cuda) or ""
-    assert ("--device-count" in told) == (count > 0 and (has or as_cuda))
-    assert ("take the fixture" in told) == (count == 0 and not has and not as_cuda)
+    reported = hint_for(text_of_error(index, count), has, as_cuda) or ""
+    assert ("--device-count" in reported) == (count > 0 and (has or as_cuda))
+    assert ("take the fixture" in reported) == (count == 0 and not has and not as_cuda)
 
 
 @pytest.mark.full

@@ -126,8 +126,8 @@ def test_whatever_option_a_suite_has_it_stays_theirs(theirs, late):
     for short in SHORT:
         short.add_where_free(config, parser, said)
     ours = [f"{short.name}={short.value}" for short in SHORT if short.name not in theirs]
-    told = vars(parser.parse([*said, *ours]))
-    found = {name for name in told if name.startswith("simgpu_device_")}
+    reported = vars(parser.parse([*said, *ours]))
+    found = {name for name in reported if name.startswith("simgpu_device_")}
     assert found == {f"simgpu_device_{short.field}" for short in SHORT if short.name not in theirs}
     pytest_sessionstart(SimpleNamespace(config=config))
     for name in late.difference(theirs):

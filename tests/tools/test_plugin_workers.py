@@ -50,8 +50,8 @@ def test_a_worker_may_have_any_name(name, number, count):
     """
     parser = pytest.Parser(_ispytest=True)
     add_options(parser)
-    told = {"workerid": name if number is None else f"{name}{number}", "workercount": count}
-    config = SimpleNamespace(option=parser.parse([]), workerinput=told)
+    reported = {"workerid": name if number is None else f"{name}{number}", "workercount": count}
+    config = SimpleNamespace(option=parser.parse([]), workerinput=reported)
     assert read_options(config).worker == Worker((number or 0) % count, count)
 
 

@@ -56,20 +56,20 @@ def test_real_gpus_are_waited_for_after_an_error_too(cuda, ordinals, fails, shar
     """Else the error of one test would arrive in the next; and a cache would hold its memory."""
     for device in cuda:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-    told, pool = Synchronized(), CudaPool(ordinals, seed, sharers)
+    reported, pool = Synchronized(), CudaPool(ordinals, seed, sharers)
     before = torch.cuda.memory_stats(0)["num_sync_all_streams"]
-    hooks.add(told)
+    hooks.add(reported)
     try:
         with contextlib.suppress(KeyError), pool.lend(len(ordinals)) as devices:
             assert torch.initial_seed() == seed
             fractions = [torch.cuda.get_per_process_memory_fraction(d) for d in devices]
             assert fractions == pytest.approx([1 / sharers] * len(devices))
-            assert told.devices == []
+            assert reported.devices == []
             if fails:
                 raise KeyError
     finally:
-        hooks.remove(told)
-    assert sorted(told.devices) == sorted(set(ordinals))
+        hooks.remove(reported)
+    assert sorted(reported.devices) == sorted(set(ordinals))
     assert torch.cuda.memory_stats(0)["num_sync_all_streams"] == before + 1
 
 
@@ -104,12 +104,12 @@ def test_skips_are_counted_by_their_reason(reasons):
         for reason in reasons
     ]
     reports.append(SimpleNamespace())  # a module that skips itself while it is collected
-    told = {}
+    reported = {}
     for line in skip_lines(reports):
         number, reason = re.split(" skipped: (?:it|each) ", line)
-        told[reason] = number
-    assert told == {
+        reported[reason] = number
+    assert reported == {
         reason: f"{reasons.count(reason)} test{'s' * (reasons.count(reason) > 1)}"
         for reason in set(reasons) - {None}
     }
-    assert list(told) == sorted(told)
+    assert list(reported) == sorted(reported)

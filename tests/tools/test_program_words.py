@@ -57,15 +57,15 @@ def test_all_behind_the_name_of_a_program_is_for_the_program(here, options, way,
     runs["ClockUntilExit"] = clock
     with mock.patch.multiple("simgpu._cli.run", **runs), mock.patch.object(sys, "stdin", stdin):
         assert main(["run", "--clock", "A100", *words, *arguments]) == 0
-        told = clock.call_args.args[0]
-        again = list(told.again)
+        reported = clock.call_args.args[0]
+        again = list(reported.again)
         again[again.index("N")] = "2"
         again[again.index("FILE")] = f"{here}.json"
         assert main(again[again.index("run") :]) == 0
     assert ran[1].program == ran[0].program  # with other numbers of devices, too
     source = b"given" if kind == "stdin" else None
     assert ran[0].program == Program(kind, text.format(here=here), tuple(arguments), source)
-    assert told.source == source
+    assert reported.source == source
     for _, said in options:
         for name, value in said.items():
             assert getattr(ran[0], name) == value or sum(name in each for _, each in options) > 1

@@ -44,11 +44,11 @@ def test_seed_is_reported_as_by_pytorch_and_repeats_numbers(rng, index, seed):
         torch.simgpu.set_device(index)
         for restart in (lambda: torch.simgpu.manual_seed(seed), torch.simgpu.seed):
             restart()
-            drawn, told = torch.rand(5, device="simgpu"), torch.simgpu.initial_seed()
-            assert 0 <= told < 2**64
-            torch.simgpu.manual_seed(told)
+            drawn, reported = torch.rand(5, device="simgpu"), torch.simgpu.initial_seed()
+            assert 0 <= reported < 2**64
+            torch.simgpu.manual_seed(reported)
             assert torch.equal(torch.rand(5, device="simgpu"), drawn)
-            assert torch.simgpu.initial_seed() == told
+            assert torch.simgpu.initial_seed() == reported
         torch.simgpu.manual_seed(seed)
         assert torch.simgpu.initial_seed() == torch.Generator().manual_seed(seed).initial_seed()
         with pytest.raises(ValueError, match="Overflow when unpacking long long"):

@@ -69,8 +69,8 @@ def test_errors_in_queues_are_raised_at_the_end_of_a_script(status):
             with contextlib.suppress(DeviceLostError):
                 asynchronous_executor.end(executor)
 
-        told = pytest.raises(DeviceLostError if ends_well else SystemExit)
-        with told as raised, overlapping(None) as own:
+        caught = pytest.raises(DeviceLostError if ends_well else SystemExit)
+        with caught as raised, overlapping(None) as own:
             program(own)
         assert own.pending == (not ends_well)
     if ends_well:  # nothing of the program's is in the traceback
@@ -87,7 +87,7 @@ def test_how_many_races_a_program_had_is_said(waits, code):
     """Also that it had none; the status says it too, also where the program ends by sys.exit(0)."""
     expected = "no race" if all(waits) else "1 race"  # which is between the same two lines
     ended = "no exit"
-    with contextlib.redirect_stderr(io.StringIO()) as told:
+    with contextlib.redirect_stderr(io.StringIO()) as caught:
         try:
             with simgpu.devices(1), told_of_races():
                 for each in waits:
@@ -102,7 +102,7 @@ def test_how_many_races_a_program_had_is_said(waits, code):
                     sys.exit(code)
         except SystemExit as end:
             ended = end.code
-    assert told.getvalue().endswith(f"simgpu run --races: {expected}\n")
+    assert caught.getvalue().endswith(f"simgpu run --races: {expected}\n")
     assert ended == (code if all(waits) or code in (3, "words") else 1)
 
 
@@ -145,17 +145,17 @@ def test_no_wait_either(devices):
 
 @pytest.mark.without("--async", "--races", reason="runs tests that forget to wait")
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "text"),
     [("--async", "assert [[]nan, nan, nan[]] == "), ("--races", "race: mul.Scalar on simgpu:0, ")],
 )
-def test_a_test_fails_without_a_wait_and_passes_with_it(pytester, option, told):
+def test_a_test_fails_without_a_wait_and_passes_with_it(pytester, option, text):
     pytester.makepyfile(SUITE)
     session = ("-p", "no:cacheprovider", "--devices", "simgpu", "-W", "error", "--strict-markers")
     seen = pytester.runpytest_inprocess(*session, "-rf", option)
     seen.assert_outcomes(passed=3, failed=3)
     failed = {line.split("::")[1].split()[0] for line in seen.outlines if "FAILED " in line}
     assert failed == {"test_no_wait", "test_property", "test_no_wait_either"}
-    seen.stdout.fnmatch_lines([f"*{told}*", f"1 test ran without {option} (@pytest.mark.without)"])
+    seen.stdout.fnmatch_lines([f"*{text}*", f"1 test ran without {option} (@pytest.mark.without)"])
 
 
 FAILING = """
@@ -211,7 +211,7 @@ def test_the_header_says_what_is_looked_for(asked):
     parser = Parser(_ispytest=True)
     add_options(parser)
     words = [word for name in sorted(asked) for word in (name, *LOOKS[name])]
-    told = active_options(options_in(parser.parse(words)))
-    assert len(told) == bool(asked)
-    looks = [look for text in told for look in text.removeprefix("each test with ").split(", ")]
+    caught = active_options(options_in(parser.parse(words)))
+    assert len(caught) == bool(asked)
+    looks = [look for text in caught for look in text.removeprefix("each test with ").split(", ")]
     assert sorted(looks) == sorted(" ".join([name, *LOOKS[name]]) for name in asked)

@@ -146,12 +146,12 @@ def test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure(fails, interru
             raise KeyboardInterrupt
         return int(fails)  # as pytest's
 
-    said, told = io.StringIO(), io.StringIO()
+    said, reported = io.StringIO(), io.StringIO()
     with (
         tempfile.TemporaryDirectory() as folder,
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(told),
+        contextlib.redirect_stderr(reported),
     ):
         patch.setattr(campaign.Campaign, "_session", session)
         page = Path(folder) / "report.html"
@@ -162,7 +162,7 @@ def test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure(fails, interru
         report = json.loads(page.with_suffix(".json").read_text())
     assert report["total_examples"] == 3
     assert len(report["failures"]) == fails
-    assert ("here is what was found so far" in told.getvalue()) == interrupted
+    assert ("here is what was found so far" in reported.getvalue()) == interrupted
     assert (FAILURE.property in said.getvalue()) == fails
 
 

@@ -23,8 +23,8 @@ def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
         "import torch; n = torch.cuda.device_count();"
         "print(n, [torch.cuda.mem_get_info(k)[1] >> 20 for k in range(n)])"
     )
-    told = {"SIMGPU_DEVICE_COUNT": "4", "SIMGPU_DEVICE_MEMORY": "1MiB,3MiB"}
-    done = python("-m", "simgpu", "run", "--devices", "2", "-c", code, **told)
+    reported = {"SIMGPU_DEVICE_COUNT": "4", "SIMGPU_DEVICE_MEMORY": "1MiB,3MiB"}
+    done = python("-m", "simgpu", "run", "--devices", "2", "-c", code, **reported)
     assert done.stdout == "2 [1, 3]\n", done.stderr
     wrong = python("-m", "simgpu", "run", "-c", code, SIMGPU_DEVICE_MEMORY="much")
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -45,8 +45,8 @@ WRONG = {"SIMGPU_DEVICE_MEMORY": "memory", "SIMGPU_MODEL": "model", "SIMGPU_RNG"
 @pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_variable_is_refused_in_one_line(python, name):
-    told = {"SIMGPU_DEVICE_COUNT": "2", name: "1GiB,2GiB,3GiB"}
-    done = python("-c", "import torch; print('ran')", **told)
+    reported = {"SIMGPU_DEVICE_COUNT": "2", name: "1GiB,2GiB,3GiB"}
+    done = python("-c", "import torch; print('ran')", **reported)
     assert done.returncode == 1
     assert done.stderr.startswith(f"simgpu: {name}: {WRONG[name]}")
     assert done.stderr.count("\n") == 1
@@ -131,7 +131,7 @@ def test_info_names_variables_that_are_not_known(names, known):
 @pytest.mark.full
 @pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
 def test_the_variables_count_whatever_is_imported_first(python, first):
-    told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
+    reported = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
     asks = "torch.cuda.device_count(), torch.cuda.get_device_properties(1).total_memory"
-    done = python("-c", f"import simgpu; {first}; import torch; print({asks})", **told)
+    done = python("-c", f"import simgpu; {first}; import torch; print({asks})", **reported)
     assert done.stdout == f"2 {2**30}\n", done.stderr

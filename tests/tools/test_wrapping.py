@@ -55,11 +55,11 @@ def test_an_async_test_is_refused_and_any_other_runs_in_it(name, is_decorated, i
         test = SimpleNamespace(hypothesis=SimpleNamespace(inner_test=test))
     item = SimpleNamespace(obj=test, stash=pytest.Stash(), nodeid="test_it.py::test_it")
     wrap_test(item, what, wrapper)
-    told = contextlib.nullcontext()
+    reported = contextlib.nullcontext()
     if name != "plain":
         hint = "without" if what[0] == "-" else "leave @pytest.mark.every_oom out$"
-        told = pytest.raises(pytest.fail.Exception, match=f"{what} cannot run .*{hint}")
-    with told:
+        reported = pytest.raises(pytest.fail.Exception, match=f"{what} cannot run .*{hint}")
+    with reported:
         fail_if_wrong(item)
         with mock.patch.object(pytest, "Function", SimpleNamespace), wrapped(item):
             (test.hypothesis.inner_test if is_property else item.obj)()

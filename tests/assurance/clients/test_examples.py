@@ -132,5 +132,5 @@ def test_word_language_model(example, corpus, model):
         # Both print two digits, so one number may be rounded up and the other down.
         expected = numbers(r"(?:valid|test) loss +(\S+) \|", alone.stdout)
         assert losses == pytest.approx(expected, abs=0.0101)
-    told = ["--accel", "--data", corpus, "--checkpoint", "model.pt", "--words", 20]
-    example("word_language_model", 1, *told, file="generate.py")
+    reported = ["--accel", "--data", corpus, "--checkpoint", "model.pt", "--words", 20]
+    example("word_language_model", 1, *reported, file="generate.py")

@@ -146,12 +146,12 @@ def _told(process: int, heard: int, wall_factor: float) -> tuple[dict[str, Any] 
             break
         *lines, buffer = (buffer + more).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "status" in told:
-                verdict = told
+            reported = json.loads(line)
+            if "status" in reported:
+                verdict = reported
                 break
-            ran, test = ran + 1, told["test"]
-            deadline = time.monotonic() + wall_factor * told["allowed"]
+            ran, test = ran + 1, reported["test"]
+            deadline = time.monotonic() + wall_factor * reported["allowed"]
     return verdict, ran, test
 
 

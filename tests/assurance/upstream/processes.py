@@ -39,12 +39,12 @@ def _read(path: Path, outcomes: dict[str, Outcome]) -> str | None:
     """Add what the process wrote to `outcomes`; returns the test that it did not end, if any."""
     begun = None
     for line in path.read_text(encoding="utf-8").splitlines():
-        told = json.loads(line)
-        if told["outcome"] == "started":
-            begun = told["test"]
+        reported = json.loads(line)
+        if reported["outcome"] == "started":
+            begun = reported["test"]
         else:
-            outcomes[told["test"]] = Outcome(told["outcome"], told["text"])
-            begun = None if begun == told["test"] else begun
+            outcomes[reported["test"]] = Outcome(reported["outcome"], reported["text"])
+            begun = None if begun == reported["test"] else begun
     return begun
 
 

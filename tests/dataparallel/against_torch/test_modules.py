@@ -78,10 +78,10 @@ def test_replicas_are_made_of_the_same(devices, data, module, detach, training):
     seen = []
     for lib in (ours, theirs):
         replicas = lib.replicate(module, targets, detach)
-        told = []
+        reported = []
         for replica in replicas:
             own = [reached(replica, name) for name in tensors]
-            told.append(
+            reported.append(
                 {
                     "tensors": [described(tensor) for tensor in own],
                     "shared": [
@@ -95,7 +95,7 @@ def test_replicas_are_made_of_the_same(devices, data, module, detach, training):
                                    replica.named_modules(remove_duplicate=False)],
                 }
             )  # fmt: skip
-        seen.append(told)
+        seen.append(reported)
     assert seen[0] == seen[1]
 
 
@@ -121,14 +121,14 @@ def test_gradients_of_replicas(devices, data, module):
 def two_steps(lib, module, targets, batch, source, output):
     """All that can be seen of two steps without zeroing gradients in between."""
     model = lib.DataParallel(module.to(targets[0]), targets, output)
-    told = []
+    reported = []
     for step in range(2):
         x = values((batch, 3), "float64", step, span=3).to(source).requires_grad_()
         out = model(x)
         (out * values(tuple(out.shape), "float64", step, span=3).to(out.device)).sum().backward()
-        told.append((described(out.detach()), described(x.grad)))
+        reported.append((described(out.detach()), described(x.grad)))
     return {
-        "steps": told,
+        "steps": reported,
         "calls": sorted((shape, str(device)) for _, shape, _, device in module.net.diary),
         "gradients": {name: described(p.grad) for name, p in module.named_parameters() if
                       p.requires_grad},

@@ -88,7 +88,7 @@ CALLS = {
 }
 
 
-def told(call):
+def reported(call):
     """Classes, devices and values of what a call returns."""
     return [(type(x), x.device, x.tolist()) for x in tree_leaves(call())]
 
@@ -96,7 +96,7 @@ def told(call):
 @pytest.mark.devices(2, distinct=True, at_least=True)  # theirs shares memory on one device
 @pytest.mark.parametrize("name", CALLS)
 def test_results_are_of_the_class_that_they_have_in_theirs(devices, name):
-    found = [told(lambda m=m: CALLS[name](m, Distribution, devices)) for m in (ours, theirs)]
+    found = [reported(lambda m=m: CALLS[name](m, Distribution, devices)) for m in (ours, theirs)]
     assert found[0] == found[1]
 
 

@@ -40,7 +40,7 @@ def parallel(side: Side, devices: list[torch.device], action: Callable[..., Any]
     return side.DataParallel(Doing(action).to(devices[0]), devices, **options)
 
 
-def told(
+def reported(
     side: Side,
     devices: list[torch.device],
     question: Callable[..., Any],

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
-from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, rows, told
+from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, reported, rows
 from tests.support import strategies
 from tests.support.observe import plain
 
@@ -93,7 +93,7 @@ def test_fault_04_a_tensor_without_dimensions_is_on_every_device(devices, data, 
     batch = data.draw(strategies.batches(len(targets), 20, min_size=1))
     source = {"cpu": torch.device("cpu"), "first": targets[0], "last": targets[-1]}[where]
     temperature = torch.tensor(2.0, device=source, requires_grad=grad)
-    answers = told(
+    answers = reported(
         OURS,
         targets,
         lambda replica, x, *, t: (t.device == replica.weight.device, float(t.detach())),

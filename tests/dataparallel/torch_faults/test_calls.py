@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dataparallel
 import simgpu
-from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, rows, told
+from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, reported, rows
 from tests.support import strategies
 from tests.support.observe import plain
 
@@ -84,7 +84,7 @@ STATES = {
 def test_fault_12_threads_lose_the_callers_state(devices, name):
     enter, is_there = STATES[name]
     seen = [
-        told(
+        reported(
             side,
             devices,
             lambda replica, x: is_there(x),
@@ -126,9 +126,9 @@ def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(
     with all_of_them():  # inference mode brings others along
         mine = states(None, batch.to(targets[0]))
     assert mine >= set(names)
-    inside = told(OURS, targets, states, batch, within=all_of_them())
+    inside = reported(OURS, targets, states, batch, within=all_of_them())
     assert inside == [mine] * len(targets)
-    assert told(OURS, targets, states, batch) == [{"gradients"}] * len(targets)
+    assert reported(OURS, targets, states, batch) == [{"gradients"}] * len(targets)
 
 
 @given(data=st.data())
@@ -144,7 +144,7 @@ def test_threads_that_are_used_again_have_the_settings_of_now(devices, data):
         torch.set_autocast_cache_enabled(cached)
         torch.set_num_threads(count)
         torch.set_autocast_dtype(kind, dtype)
-        seen = told(
+        seen = reported(
             OURS,
             targets,
             lambda replica, x: (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
-from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, rows, told
+from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, reported, rows
 from tests.support import strategies
 from tests.support.observe import plain, values
 
@@ -188,7 +188,7 @@ def test_fault_16_what_is_bound_to_the_original_stays_there(devices, how):
             model(rows(8))
     with pytest.raises(RuntimeError, match=rf"in replica 1 on device {devices[1].index}\."):
         model(rows(8))
-    assert told(OURS, devices, lambda replica, x: replica.weight.device, rows(8)) == devices
+    assert reported(OURS, devices, lambda replica, x: replica.weight.device, rows(8)) == devices
 
 
 class Counting(nn.Module):

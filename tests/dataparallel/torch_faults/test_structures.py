@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
 from dataparallel._structure import scalar_warning
-from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, rows, told
+from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, reported, rows
 from tests.support import strategies
 from tests.support.observe import plain
 
@@ -41,10 +41,10 @@ pytree.register_pytree_node(
 @pytest.mark.devices(4)
 def test_fault_05_dataclasses_are_shared_and_not_cut(devices):
     """Theirs gives every replica the whole batch, where it was; ours cuts what is inside."""
-    assert told(THEIRS, devices, lambda r, x, batch: len(batch.x), rows(8), Batch(rows(8))) == (
+    assert reported(THEIRS, devices, lambda r, x, batch: len(batch.x), rows(8), Batch(rows(8))) == (
         [8, 8, 8, 8]
     )
-    assert told(OURS, devices, lambda r, x, batch: len(batch.x), rows(8), Batch(rows(8))) == (
+    assert reported(OURS, devices, lambda r, x, batch: len(batch.x), rows(8), Batch(rows(8))) == (
         [2, 2, 2, 2]
     )
 
@@ -208,15 +208,15 @@ def test_fault_18_types_of_containers_are_lost_and_data_with_them(devices):
         return type(value).__name__, value
 
     given = Counter("aab")
-    assert told(THEIRS, devices, kind, rows(8), torch.Size([2, 3]))[0] == ("tuple", (2, 3))
-    assert told(THEIRS, devices, kind, rows(8), given)[0][1] != given
+    assert reported(THEIRS, devices, kind, rows(8), torch.Size([2, 3]))[0] == ("tuple", (2, 3))
+    assert reported(THEIRS, devices, kind, rows(8), given)[0][1] != given
     with pytest.raises(TypeError, match="must be callable or None"):
-        told(THEIRS, devices, kind, rows(8), defaultdict(list, k=rows(8)))
+        reported(THEIRS, devices, kind, rows(8), defaultdict(list, k=rows(8)))
     assert THEIRS.functions.scatter((rows(8), Empty()), devices) == []
 
-    assert told(OURS, devices, kind, rows(8), torch.Size([2, 3]))[0] == ("Size", (2, 3))
-    assert told(OURS, devices, kind, rows(8), given) == [("Counter", given)] * 4
-    name, value = told(OURS, devices, kind, rows(8), defaultdict(list, k=rows(8)))[1]
+    assert reported(OURS, devices, kind, rows(8), torch.Size([2, 3]))[0] == ("Size", (2, 3))
+    assert reported(OURS, devices, kind, rows(8), given) == [("Counter", given)] * 4
+    name, value = reported(OURS, devices, kind, rows(8), defaultdict(list, k=rows(8)))[1]
     assert (name, value.default_factory) == ("defaultdict", list)
     assert plain(value["k"]) == plain(rows(8)[2:4])
     chunks = OURS.functions.scatter((rows(8), Empty()), devices)

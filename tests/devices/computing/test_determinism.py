@@ -205,7 +205,7 @@ def test_nondeterministic_call_warns_and_computes_if_only_warnings_are_asked(dev
 @given(slot=st.integers(0, 7))
 def test_a_warning_is_one_of_the_line_that_calls(devices, name, slot):
     call = CALLS[name][0](place(slot, devices))
-    with deterministic(warn_only=True), warnings.catch_warnings(record=True) as told:
+    with deterministic(warn_only=True), warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         call()
-    assert {each.filename for each in told} == {__file__}
+    assert {each.filename for each in raised} == {__file__}

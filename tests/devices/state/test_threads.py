@@ -170,8 +170,8 @@ def test_generic_streams_and_events_are_those_of_the_device(devices, by, data):
         )
         assert (stream.device, stream.stream_id) == (known.device, known.stream_id)
     else:
-        told = {"device": device, "name": str(device), "number": device.index}[by]
-        stream = torch.Stream(told)
+        reported = {"device": device, "name": str(device), "number": device.index}[by]
+        stream = torch.Stream(reported)
     assert isinstance(stream, torch.Stream)
     assert (stream.device, stream.device_index) == (device, device.index)
     with module.device(device):

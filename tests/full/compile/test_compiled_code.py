@@ -38,21 +38,21 @@ DTYPES = (
 @few
 @given(
     counts=st.lists(strategies.world_sizes(), min_size=1, max_size=2),
-    told=st.sampled_from(sorted(FOLDED)),
+    reported=st.sampled_from(sorted(FOLDED)),
     full=st.booleans(),
     schedule=schedules,
 )
-@example(counts=[2, 3], told="size", full=True, schedule=None)
-@example(counts=[2], told="rank", full=True, schedule=None)
-def test_a_rank_runs_what_was_compiled_for_it(counts, told, full, schedule):
+@example(counts=[2, 3], reported="size", full=True, schedule=None)
+@example(counts=[2], reported="rank", full=True, schedule=None)
+def test_a_rank_runs_what_was_compiled_for_it(counts, reported, full, schedule):
     """What the compiler takes for a constant is another one on each rank, and in each world."""
     with simgpu.as_cuda(max(counts)):
-        compiled = torch.compile(FOLDED[told], backend="eager", fullgraph=full)
+        compiled = torch.compile(FOLDED[reported], backend="eager", fullgraph=full)
         for count in counts:
             found = simgpu.ranks(
                 count, lambda rank: compiled(torch.zeros(2)).tolist(), schedule=schedule
             )
-            numbers = [count] * count if told == "size" else range(count)
+            numbers = [count] * count if reported == "size" else range(count)
             assert found == [[number] * 2 for number in numbers]
 
 

@@ -39,8 +39,8 @@ def test_sparse_tensors_are_summed_by_gloo(backed):
 
 
 def test_differing_ranks_all_raise():
-    for told in results(2, rank_cases.every_mistake):
-        for name, text in told.items():
+    for reported in results(2, rank_cases.every_mistake):
+        for name, text in reported.items():
             assert text.startswith("CollectiveMismatchError"), (name, text)
             assert "rank 0" in text, text
             assert "rank 1" in text, text

@@ -109,11 +109,11 @@ def test_ranks_that_are_started_again_end_where_undisturbed_ones_do(python, tmp_
     calls = [event["args"] for event in events if event.get("cat") == "collective"]
     assert all("train.py:" in args.pop("place") for args in calls)
     numbers = range(1, 1 + len(calls) // 2)  # of the second attempt alone
-    told = {"group": "0", "ranks": [0, 1], "bytes": 12, "algorithm": "all_gather"}
-    told |= {"peer": None, "tag": 0, "sends": False}
+    reported = {"group": "0", "ranks": [0, 1], "bytes": 12, "algorithm": "all_gather"}
+    reported |= {"peer": None, "tag": 0, "sends": False}
     assert len(numbers) in (2, 3)
     assert calls == [
-        {**told, "rank": rank, "index": rank, "number": number}
+        {**reported, "rank": rank, "index": rank, "number": number}
         for rank in range(2)
         for number in numbers
     ]

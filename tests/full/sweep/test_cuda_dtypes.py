@@ -29,7 +29,7 @@ LEFT_OUT = {
 }
 # What the database leaves out, and PyTorch's code for CUDA computes.
 HAD_AS_WELL = ("norm complex32", "norm_inf complex32")
-# Wrong calls that are told in other words here, or not at all, and why.
+# Wrong calls that are reported in other words here, or not at all, and why.
 OTHER_WORDS = {
     "histogramdd": "it is refused, as on CUDA, whatever its arguments",
     "masked_fill": "a value on the device and all else on the CPU: the devices are told",

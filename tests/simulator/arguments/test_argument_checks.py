@@ -264,7 +264,7 @@ CALLS = {
 }
 
 
-@pytest.mark.without("--async", reason="wrong values are told at once")
+@pytest.mark.without("--async", reason="wrong values are reported at once")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_would_read_past_memory_raises(simulated, name):
     call, words = CALLS[name]

@@ -107,7 +107,7 @@ def test_an_argument_of_another_rank_is_refused(simulated, name, arguments, word
         called(name, arguments, simulated[1])
 
 
-@pytest.mark.without("--async", reason="what its kernel checks is told when it runs")
+@pytest.mark.without("--async", reason="what its kernel checks is reported when it runs")
 @pytest.mark.parametrize("axis", [0, 1])
 def test_segments_have_a_gradient_each(simulated, axis):
     lengths = torch.tensor([[1, 3], [2, 2]][: axis + 1]).to(simulated[0])

@@ -207,7 +207,7 @@ CALLS = {
 }
 
 
-@pytest.mark.without("--async", reason="wrong values are told at once")
+@pytest.mark.without("--async", reason="wrong values are reported at once")
 @pytest.mark.parametrize("name", CALLS)
 def test_invalid_index_raises(simulated, name):
     call, error, words = CALLS[name]
@@ -262,7 +262,7 @@ PLACES = {
 }
 
 
-@pytest.mark.without("--async", reason="wrong values are told at once")
+@pytest.mark.without("--async", reason="wrong values are reported at once")
 @pytest.mark.parametrize("name", PLACES)
 @given(data=st.data())
 def test_a_place_is_from_the_first_to_the_last(simulated, name, data):

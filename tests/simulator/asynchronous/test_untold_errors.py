@@ -15,7 +15,7 @@ from simgpu.errors import DeviceLostError
 @example(loses=(False, True, False))
 def test_error_is_raised_by_the_block_that_ends_its_devices(loses):
     """Devices end before a block within another, in it and after it; each loses one or none."""
-    told = []
+    reported = []
 
     @contextlib.contextmanager
     def block(name):
@@ -23,7 +23,7 @@ def test_error_is_raised_by_the_block_that_ends_its_devices(loses):
             with simgpu.asynchronous():
                 yield
         except DeviceLostError:
-            told.append(name)
+            reported.append(name)
 
     def devices(is_lost):
         with simgpu.devices(1):
@@ -35,4 +35,4 @@ def test_error_is_raised_by_the_block_that_ends_its_devices(loses):
         with block("inner"):
             devices(loses[1])
         devices(loses[2])
-    assert told == ["inner"] * loses[1] + ["outer"] * (loses[0] or loses[2])
+    assert reported == ["inner"] * loses[1] + ["outer"] * (loses[0] or loses[2])

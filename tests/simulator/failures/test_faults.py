@@ -58,7 +58,7 @@ def test_memory_of_no_bytes_finds_room(simulated):
             torch.empty(1, device=simulated[0])
 
 
-@pytest.mark.without("--async", reason="a loss is told at once")
+@pytest.mark.without("--async", reason="a loss is reported at once")
 @given(index=st.integers(0, 2), at=st.integers(0, 3))
 def test_a_lost_device_is_of_no_use_until_the_devices_end(index, at):
     def use(device):

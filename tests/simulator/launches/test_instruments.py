@@ -62,9 +62,9 @@ def test_launches_and_copies_are_reported_before_and_after(simulated, data):
     assert kinds == ["kernel", "copy"][: len(kinds)]
     for (_, launch), (_, same, record) in zip(seen[::2], seen[1::2], strict=True):
         assert launch is same
-        told = ("kind", "op", "device", "stream", "source", "target")
-        assert [getattr(launch, field) for field in told] == [
-            getattr(record, field) for field in told
+        reported = ("kind", "op", "device", "stream", "source", "target")
+        assert [getattr(launch, field) for field in reported] == [
+            getattr(record, field) for field in reported
         ]
         assert launch.device == here
         assert all(part.is_cpu for part in launch.args if isinstance(part, torch.Tensor))

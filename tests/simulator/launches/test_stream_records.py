@@ -71,8 +71,8 @@ def test_a_record_has_stream_and_device_of_its_call(simulated, name, data):
     x, y = (values((2, 3), "float32").to(device) for device in (here, there))
     with contextlib.ExitStack() as stack:
         entered(stack, map(torch.simgpu.Stream, with_own_streams))
-        told = Told()
-        with told, simgpu.trace() as trace:
+        reported = Listener()
+        with reported, simgpu.trace() as trace:
             call(x, y)
         queue = places[target if source == "host" else source]
         stream = torch.simgpu.current_stream(queue).stream_id
@@ -82,7 +82,7 @@ def test_a_record_has_stream_and_device_of_its_call(simulated, name, data):
     assert (record.device, record.stream) == (queue, stream)
     assert (stream != 0) == (queue in with_own_streams)
     assert record.nbytes == nbytes
-    assert sum(event[0] == "host waits" for event in told.seen) == (target == "host")
+    assert sum(event[0] == "host waits" for event in reported.seen) == (target == "host")
     assert sum(other.kind == "copy" for other in trace) == (kind == "copy")
 
 
@@ -96,15 +96,15 @@ def test_a_tensor_that_is_made_on_the_host_is_no_work_of_a_device(simulated, dat
     of = torch.float32 if make is torch.randn_like else getattr(torch, dtype)
     x = torch.ones(3, dtype=of, device=data.draw(st.sampled_from(simulated)))
     size = ((2,),) if make is torch.Tensor.new_ones else ()
-    told = Told()
-    with told, simgpu.trace() as trace:
+    reported = Listener()
+    with reported, simgpu.trace() as trace:
         made = make(x, *size, device="cpu")
     assert (made.device, made.dtype) == (HOST, of)
     assert trace == []
-    assert told.seen == []
+    assert reported.seen == []
 
 
-class Told(Instrument):
+class Listener(Instrument):
     """What is told of copies, waits of streams and hosts, and uses of memory, in its order."""
 
     def __init__(self):
@@ -136,23 +136,23 @@ def test_chunks_of_the_host_are_awaited_where_they_are_used(simulated, case, dat
     targets = [simulated[slot] for slot in case.slots]
     with_own_streams = data.draw(st.lists(st.sampled_from(targets), max_size=3))
     x = values(case.shape, case.dtype)
-    told = Told()
+    reported = Listener()
     with contextlib.ExitStack() as stack:
         entered(stack, map(torch.simgpu.Stream, with_own_streams))
-        with told:
+        with reported:
             chunks = dataparallel.scatter(x, targets)
         mine = {target: torch.simgpu.current_stream(target).stream_id for target in targets}
     for chunk in chunks:
         device = chunk.device
-        ((_, _, background),) = (e for e in told.seen if e[:2] == ("copy", device))
+        ((_, _, background),) = (e for e in reported.seen if e[:2] == ("copy", device))
         assert background != 0  # it may be a stream of the block: CUDA's pool of 32 repeats
         expected = [
             ("copy", device, background),
             ("waits", device, mine[device], background),
             ("used", device, mine[device]),
         ]
-        assert [event for event in told.seen if event[1] == device] == expected
-    assert len(told.seen) == 3 * len(chunks)
+        assert [event for event in reported.seen if event[1] == device] == expected
+    assert len(reported.seen) == 3 * len(chunks)
 
 
 @given(case=strategies.step_cases(min_batch=1), data=st.data())
@@ -160,11 +160,11 @@ def test_chunks_and_outputs_of_devices_go_by_current_streams(simulated, case, da
     """Copies between devices are ordered by the streams that are current on both."""
     targets = [simulated[slot] for slot in case.slots]
     x = values(case.shape, case.dtype).to(targets[0])
-    told = Told()
+    reported = Listener()
     with contextlib.ExitStack() as stack:
         entered(stack, map(torch.simgpu.Stream, data.draw(strategies.device_lists(targets))))
         streams = {target: torch.simgpu.current_stream(target).stream_id for target in targets}
-        with told, simgpu.trace() as trace:
+        with reported, simgpu.trace() as trace:
             dataparallel.gather(dataparallel.scatter(x, targets), targets[-1])
     assert {record.stream == streams[record.device] for record in trace} <= {True}
-    assert {event[0] for event in told.seen} <= {"copy"}
+    assert {event[0] for event in reported.seen} <= {"copy"}

@@ -269,8 +269,8 @@ def test_asking_in_between_changes_nothing(events, asks):
             found.append((stats, sizes))
             for name, amount in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")):
                 for call, kind in (("memory", "current"), ("max_memory", "peak")):
-                    told = getattr(torch.simgpu, f"{call}_{name}")(0)
-                    assert told == stats[f"{amount}.all.{kind}"], (call, name)
+                    reported = getattr(torch.simgpu, f"{call}_{name}")(0)
+                    assert reported == stats[f"{amount}.all.{kind}"], (call, name)
     assert found[0] == found[1]
 
 

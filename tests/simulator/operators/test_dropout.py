@@ -49,7 +49,7 @@ def test_gradients_of_half_precision_are_rounded_once(simulated, dtype, p):
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.without("--async", reason="what its kernel checks is told when it runs")
+@pytest.mark.without("--async", reason="what its kernel checks is reported when it runs")
 @given(dtype=st.sampled_from([torch.uint8, torch.float32, torch.int64, torch.float16]))
 def test_a_mask_is_of_booleans(simulated, dtype):
     """As for CUDA's kernel; the CPU's takes numbers."""
@@ -58,7 +58,7 @@ def test_a_mask_is_of_booleans(simulated, dtype):
         torch.ops.aten.native_dropout_backward(grad, grad.to(dtype), 2.0)
 
 
-@pytest.mark.without("--async", reason="what its kernel checks is told when it runs")
+@pytest.mark.without("--async", reason="what its kernel checks is reported when it runs")
 @given(
     dtype=st.sampled_from([torch.int64, torch.uint8, torch.bool, torch.complex64]),
     backward=st.booleans(),

@@ -1,6 +1,6 @@
 """Dtypes that newer releases have on CUDA and not on the CPU: computed in wider ones, and rounded.
 
-Releases that lack them on CUDA too are not told apart: none says what its kernels for CUDA have.
+Releases that lack them on CUDA too are not distinguished: none says what its kernels for CUDA have.
 """
 
 import pytest

@@ -30,6 +30,6 @@ def test_a_report_keeps_the_name_under_which_it_was_found():
         x = torch.ones(4, device="cuda")
         with torch.cuda.stream(torch.cuda.Stream()):
             x.add_(1)
-        told = str(found[0])
-    assert "on cuda:0, stream" in told
-    assert str(found[0]) == told
+        reported = str(found[0])
+    assert "on cuda:0, stream" in reported
+    assert str(found[0]) == reported

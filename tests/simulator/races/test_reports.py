@@ -38,9 +38,9 @@ def test_each_pair_of_lines_is_reported_once(simulated, reads, writes):
                 line(x, op)
         for line, op in writes:
             line(x, op)
-    told = [((r.first.op, r.first.place), (r.second.op, r.second.place)) for r in found]
+    reported = [((r.first.op, r.first.place), (r.second.op, r.second.place)) for r in found]
     asked = set(itertools.product(map(named, reads), map(named, writes)))
-    assert sorted(told) == sorted(asked)
+    assert sorted(reported) == sorted(asked)
 
 
 # What reads a tensor, what the report calls it, and whether pinned memory is read by no operator.
@@ -55,15 +55,15 @@ READERS = {
 @pytest.mark.without("--races", reason="races on purpose")
 @given(name=st.sampled_from(sorted(READERS)), size=st.integers(2, 5))
 def test_reports_name_pinned_memory_as_the_program_does(name, size):
-    read, told = READERS[name]
+    read, reported = READERS[name]
     with simgpu.devices(1), simgpu.races() as found:
         x = torch.ones(size, device="simgpu:0")
         pinned = torch.zeros(size).pin_memory()
         pinned.copy_(x, non_blocking=True)
         read(pinned)
     [race] = found
-    assert race.second.op == told
-    assert f"{told} on the host reads at {__file__}" in str(race)
+    assert race.second.op == reported
+    assert f"{reported} on the host reads at {__file__}" in str(race)
 
 
 @pytest.mark.without("--races", reason="races on purpose")

@@ -108,19 +108,19 @@ def test_a_replay_notices_every_difference(trace, data):
     other[at] = trace[at]._replace(what="queue.get")
     # A byte is compared after some choices, and always after the last one.
     assume(checksum(other) & 255 != checksum(trace) & 255)
-    with pytest.raises(ScheduleDivergedError, match="was another") as told:
+    with pytest.raises(ScheduleDivergedError, match="was another") as caught:
         replayed(Replay(token), other)
     # It says where, to a sixteenth of the schedule.
-    low, high = re.findall(r"between its choices (\d+) and (\d+)", str(told.value))[0]
+    low, high = re.findall(r"between its choices (\d+) and (\d+)", str(caught.value))[0]
     assert int(high) - int(low) < -(-len(trace) // 16)
     few = [choice._replace(rank=0) for choice in trace]
     few[at] = trace[at]
     if trace[at].rank:
         other = [*few]
         other[at] = trace[at]._replace(options=trace[at].options[: trace[at].rank])
-        with pytest.raises(ScheduleDivergedError, match=r"was (to be taken|another)") as told:
+        with pytest.raises(ScheduleDivergedError, match=r"was (to be taken|another)") as caught:
             replayed(Replay(token_of(Strategy(), few)), other)
-        assert "to be taken" in str(told.value)
+        assert "to be taken" in str(caught.value)
 
 
 @given(depth=st.integers(1, 5), seed=st.integers(0, 100))

@@ -92,8 +92,8 @@ def test_devices_without_a_block_are_their_models_too(names, as_cuda):
 @pytest.mark.parametrize("model", [None, "t4", "A100,t4"])
 @pytest.mark.parametrize("memory", [None, "2GiB", "1GiB,512MiB"])
 def test_each_variable_is_heeded_whatever_the_others_say(monkeypatch, memory, model, rng):
-    told = {"DEVICE_COUNT": "2", "DEVICE_MEMORY": memory, "MODEL": model, "RNG": rng}
-    for name, value in told.items():
+    reported = {"DEVICE_COUNT": "2", "DEVICE_MEMORY": memory, "MODEL": model, "RNG": rng}
+    for name, value in reported.items():
         if value is not None:
             monkeypatch.setenv(f"SIMGPU_{name}", value)
     process.start_process_devices()
@@ -263,8 +263,8 @@ def test_the_variable_and_the_command_name_models(python):
     asks = "import torch; print([torch.cuda.get_device_name(i) for i in range(2)], end=' '); "
     asks += "print(torch.cuda.get_rng_state().numel() > 16)"
     code = f"import subprocess, sys; {asks}; subprocess.run([sys.executable, '-c', {asks!r}])"
-    told = ("--devices", "2", "--model", "RTX 4080 Super,t4", "--rng", "host")
-    done = python("-u", "-m", "simgpu", "run", *told, "-c", code)
+    reported = ("--devices", "2", "--model", "RTX 4080 Super,t4", "--rng", "host")
+    done = python("-u", "-m", "simgpu", "run", *reported, "-c", code)
     names = ["NVIDIA GeForce RTX 4080 SUPER", "Tesla T4"]
     assert done.stdout.splitlines() == [f"{names} True"] * 2, done.stderr
 
@@ -272,11 +272,11 @@ def test_the_variable_and_the_command_name_models(python):
 def test_wrong_model_on_the_command_line_is_refused():
     from simgpu._cli.run_script import ScriptOptions, make_devices
 
-    told = dict(os.environ)
+    reported = dict(os.environ)
     try:
         options = dict.fromkeys(ScriptOptions.__dataclass_fields__)
         refusal = make_devices(ScriptOptions(**{**options, "devices": 2, "model": "A1000000"}))
     finally:
         os.environ.clear()
-        os.environ.update(told)
+        os.environ.update(reported)
     assert refusal.startswith("--model A1000000: model='A1000000' is no GPU that is known here")

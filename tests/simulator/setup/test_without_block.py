@@ -92,8 +92,8 @@ def test_enable_and_disable_say_what_to_do_where_they_do_not_fit():
 
 @given(there=st.integers(1, 4), more=st.integers(1, 4))
 def test_devices_that_are_there_are_counted(there, more):
-    told = f"^{there} simulated device{' is' if there == 1 else 's are'} active already, so {more}"
-    with simgpu.devices(there), pytest.raises(DevicesActiveError, match=told):
+    words = f"^{there} simulated device{' is' if there == 1 else 's are'} active already, so {more}"
+    with simgpu.devices(there), pytest.raises(DevicesActiveError, match=words):
         simgpu.enable(more)
 
 
@@ -125,10 +125,10 @@ COUNTS = st.integers() | st.text() | st.none() | st.booleans()
 
 @given(count=COUNTS, name=st.sampled_from(sorted(BLOCKS)))
 def test_a_block_that_was_not_entered_is_written_as_the_program_did(count, name):
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         BLOCKS[name](count)
-    assert f"{name}({count!r}) made no devices" in str(told[0].message)
+    assert f"{name}({count!r}) made no devices" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("call", sorted(WAYS))

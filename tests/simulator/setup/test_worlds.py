@@ -59,8 +59,8 @@ def test_tensors_that_outlive_their_device_can_only_be_copied_to_the_host(name, 
     with simgpu.devices(then + more) as devices:
         x = torch.ones(3, device=devices[slot])
     with simgpu.devices(then) if then else contextlib.nullcontext():
-        told = rf"simgpu:{slot} was (used|asked for).*: say \.cpu\(\)$"
-        with pytest.raises(RuntimeError, match=told):
+        reported = rf"simgpu:{slot} was (used|asked for).*: say \.cpu\(\)$"
+        with pytest.raises(RuntimeError, match=reported):
             CHANGES[name](x)
         assert plain(x) == [1, 1, 1]
         assert x.untyped_storage().cpu().nbytes() == 12

@@ -24,9 +24,9 @@ def test_a_script_sees_estimated_time(python, tmp_path):
         "for _ in 'ab'); torch.cuda.set_device(1); a.record(); x.neg_(); b.record(); "
         "b.synchronize(); print(a.elapsed_time(b))"
     )
-    told = ["--devices", 2, "--clock", "A100", "--topology", "nvlink"]
+    reported = ["--devices", 2, "--clock", "A100", "--topology", "nvlink"]
     files = ["--estimate-to", tmp_path / "estimate", "--trace", tmp_path / "trace"]
-    ran = python("-m", "simgpu", "run", *told, *files, "-c", script)
+    ran = python("-m", "simgpu", "run", *reported, *files, "-c", script)
     assert (ran.returncode, ran.stderr) == (0, "")
     milliseconds = (2e-6 + 2 * 2**22 / 1555e9) * 1e3
     assert abs(float(ran.stdout) - milliseconds) < 1e-9
@@ -90,8 +90,8 @@ def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
     """A rank alone would wait for the others, for as long as its group has patience."""
     (tmp_path / "train.py").write_text(RANKS, encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    told = ["-m", "simgpu", "run", "--devices", "2", "--clock", "A100", "--summary", "train.py"]
-    ran = python(*launcher, *told, cwd=tmp_path, PYTHONWARNINGS="ignore")
+    reported = ["-m", "simgpu", "run", "--devices", "2", "--clock", "A100", "--summary", "train.py"]
+    ran = python(*launcher, *reported, cwd=tmp_path, PYTHONWARNINGS="ignore")
     assert ran.returncode == 0, ran.stderr
     for rank in range(2):
         assert f"rank {rank} of 2\nestimate for 2 x A100" in ran.stderr
@@ -120,10 +120,10 @@ ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
 
 
 @given(
-    told=st.tuples(ALONE, st.just(True)) | st.tuples(ONE_OF_SEVERAL, st.just(False)),
+    reported=st.tuples(ALONE, st.just(True)) | st.tuples(ONE_OF_SEVERAL, st.just(False)),
 )
-def test_only_a_single_process_is_run_again(told):
-    environment, alone = told
+def test_only_a_single_process_is_run_again(reported):
+    environment, alone = reported
     said, commands = io.StringIO(), []
 
     def run(command, **_):
@@ -173,9 +173,9 @@ def test_a_single_process_writes_its_own_timeline(environment):
 
 
 def test_impossible_clock_is_explained(simulated):
-    told = ClockUntilExit(Clock("A1000", "nvlink", True, None, []), {}).start()
-    assert told.startswith("--clock A1000 --topology nvlink: ")
-    assert "V100" in told
+    reported = ClockUntilExit(Clock("A1000", "nvlink", True, None, []), {}).start()
+    assert reported.startswith("--clock A1000 --topology nvlink: ")
+    assert "V100" in reported
 
 
 def test_steps_are_compared_where_all_have_some():

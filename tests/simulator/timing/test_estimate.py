@@ -124,8 +124,8 @@ def test_impossible_clock_is_refused(simulated, arguments, words):
 @given(models=st.lists(st.sampled_from(["A100", "T4"]), min_size=1, max_size=4))
 def test_estimate_counts_devices_of_each_model(models):
     with simgpu.devices(len(models)), simgpu.clock(models) as estimate:
-        told = str(estimate).partition(": ")[0].removeprefix("estimate for ").split(", ")
-    assert set(told) == {f"{models.count(name)} x {name}" for name in models} | {"pcie"}
+        reported = str(estimate).partition(": ")[0].removeprefix("estimate for ").split(", ")
+    assert set(reported) == {f"{models.count(name)} x {name}" for name in models} | {"pcie"}
 
 
 @given(sizes=st.lists(st.sampled_from([8, 512, 2048]), max_size=5))
