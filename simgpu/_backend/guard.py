@@ -61,11 +61,8 @@ def let_cpp_count_devices() -> None:
 class _Devices(Instrument):
     """Reports to C++ whether there are simulated devices, which then are its accelerator."""
 
-    def devices_created(self, _: Sequence[torch.device]) -> None:
-        accelerator_choice.set_devices_exist(True)
-
-    def devices_removed(self) -> None:
-        accelerator_choice.set_devices_exist(False)
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        accelerator_choice.set_devices_exist(bool(devices))
 
 
 def let_cpp_choose_accelerator(key: guard_code.ThreadKey) -> None:
@@ -175,11 +172,9 @@ class _AnswerWhileThereAreDevices(Instrument):
         self._replace = functools.partial(hooks.replace, position, give)
         self._put_back: Any = None
 
-    def devices_created(self, devices: Sequence[torch.device]) -> None:
-        if self._put_back is None:
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        if devices and self._put_back is None:
             self._put_back = self._replace()
-
-    def devices_removed(self) -> None:
-        if self._put_back is not None:
+        elif not devices and self._put_back is not None:
             self._put_back()
             self._put_back = None

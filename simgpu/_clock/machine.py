@@ -21,7 +21,7 @@ from simgpu._clock.topology import Place, Route, Topology
 from simgpu._config.gpus import Model
 from simgpu._core import streams, world
 from simgpu._core.clock import Clock
-from simgpu._core.hooks import Collective, Instrument, Launch, Node
+from simgpu._core.hooks import Awaited, Collective, Instrument, Launch, Node
 from simgpu._core.operators import waits_for_values
 from simgpu._explore.faults.faults import slow_factor
 from simgpu._util.naming import DEVICE_TYPE, visible_text
@@ -247,13 +247,10 @@ class Machine(Instrument, Clock):
             span = span or self._kernel(launch, result)
         return span.begin, span.end
 
-    def collectives_awaited(
-        self, collectives: Sequence[Collective], stream: torch.Stream | None
-    ) -> None:
-        for about in collectives:
-            times = self.groups.times(about)
-            if times is not None and stream is not None:
-                self._stay_busy(streams.key_of(stream), times[1])
+    def stream_waits(self, stream: torch.Stream | None, awaited: Awaited) -> None:
+        times = self.groups.times(awaited) if isinstance(awaited, Collective) else None
+        if times is not None and stream is not None:
+            self._stay_busy(streams.key_of(stream), times[1])
 
     def _rejoined(self, rank: int | None) -> None:
         """A backward pass has ended: DistributedDataParallel waits for its collectives there.

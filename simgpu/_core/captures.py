@@ -9,11 +9,12 @@ replayed is in `simgpu._cuda.graphs`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from simgpu._core import streams
+from simgpu._core import hooks, streams
 from simgpu._core.hooks import Instrument, Launch, add, remove
 from simgpu._core.launch import other_end
 from simgpu._core.order import Awaited, Order, Queue
@@ -106,8 +107,9 @@ class Capture(Instrument):
         else:
             self.order.events.pop(event, None)
 
-    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
-        self._wait(key_of(stream), awaited)
+    def stream_waits(self, stream: torch.Stream | None, awaited: hooks.Awaited) -> None:
+        if stream is not None and not isinstance(awaited, hooks.Collective):
+            self._wait(key_of(stream), awaited)
 
     def _wait(self, waiting: Queue, awaited: Awaited) -> None:
         """Later work of a stream waits for others, which may be captured."""
@@ -128,7 +130,7 @@ class Capture(Instrument):
         """Whether there is captured work on a device or stream, or before an event."""
         if isinstance(awaited, torch.device):
             return any(device == awaited.index for device, _ in self.order.clocks)
-        if isinstance(awaited, torch.Event):
+        if isinstance(awaited, (torch.Event, hooks.Collective)):
             return awaited in self.order.events
         return self.holds(awaited if isinstance(awaited, tuple) else key_of(awaited))
 
@@ -137,9 +139,10 @@ class Capture(Instrument):
             event = isinstance(awaited, torch.Event)
             self.refuse(streams.CAPTURED_EVENT if event else NOT_PERMITTED)
 
-    def devices_removed(self) -> None:
-        self.is_invalid = True
-        self.stop()
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        if not devices:
+            self.is_invalid = True
+            self.stop()
 
 
 # What seeds and states of generators are while a graph is captured (torch.cuda.CUDAGraph).

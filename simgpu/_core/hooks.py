@@ -60,6 +60,9 @@ class Node:
     writes: Sequence[torch.Tensor]
 
 
+# What a stream waits for.
+Awaited = torch.Stream | torch.Event | Collective
+
 # Some tensors that a launch writes to are copies of the program's.
 ON_COPIES: Literal["on copies"] = "on copies"
 # What instruments see of a launch besides its kernel.
@@ -167,16 +170,12 @@ class Instrument:
         It is a bare token (`simgpu._core.allocator_model`) where no instrument saw it allocated.
         """
 
-    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
-        """`device` has no room for `nbytes` more: of its `limit`, `allocated` bytes are taken.
-
-        OutOfMemoryError is raised next.
-        """
-
-    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+    def stream_waits(self, stream: torch.Stream | None, awaited: Awaited) -> None:
         """Later work of `stream` waits for the present work of another, or for an event.
 
-        May raise, and then it does not.
+        Or for a collective, by `Work.wait` or because it blocks; `stream` is None where the host
+        has waited until that is over, since it asked for its future. May raise, and then nothing
+        waits.
         """
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
@@ -191,22 +190,8 @@ class Instrument:
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         """The thread waits for all work of a device or stream, or for an event. May raise."""
 
-    def collectives_awaited(
-        self, collectives: Sequence[Collective], stream: torch.Stream | None
-    ) -> None:
-        """Later work of `stream` waits for these, by `Work.wait` or because they block.
-
-        None: the host has waited until they are over, since it asked for their future.
-        """
-
-    def backward_passed(self) -> None:
-        """A backward pass of the thread is over, and the modes of PyTorch are those before it."""
-
-    def devices_created(self, devices: Sequence[torch.device]) -> None:
-        """There are simulated devices from now on."""
-
-    def devices_removed(self) -> None:
-        """There are no simulated devices any more."""
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        """There are these simulated devices from now on, or none any more."""
 
 
 _NAMES = tuple(name for name in vars(Instrument) if not name.startswith("_"))
@@ -224,15 +209,11 @@ class Hooks:
     before_allocate: tuple[Callable[[torch.device, int], None], ...]
     allocated: tuple[Callable[[torch.device, Any, Any, object], None], ...]
     freed: tuple[Callable[[torch.device, Any], None], ...]
-    out_of_memory: tuple[Callable[[torch.device, int, int, int], None], ...]
-    stream_waits: tuple[Callable[[torch.Stream, torch.Stream | torch.Event], None], ...]
+    stream_waits: tuple[Callable[[torch.Stream | None, Awaited], None], ...]
     event_recorded: tuple[Callable[[torch.Event, torch.Stream], None], ...]
     used_on_stream: tuple[Callable[[int, torch.Stream], None], ...]
     host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
-    collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream | None], None], ...]
-    backward_passed: tuple[Callable[[], None], ...]
-    devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
-    devices_removed: tuple[Callable[[], None], ...]
+    devices_changed: tuple[Callable[[Sequence[torch.device]], None], ...]
     executor: Executor | None  # runs what is launched; None: it runs at once
     launches: bool  # whether anyone sees launches: the one question on the path of a lone kernel
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -33,8 +33,9 @@ class _LostDevices(Instrument):
         if device is not None:  # an event that was never recorded
             self._check(device.index)
 
-    def devices_removed(self) -> None:
-        clear_lost()
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        if not devices:
+            clear_lost()
 
     def _check(self, index: int) -> None:
         if index in self.reasons:

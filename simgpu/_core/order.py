@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from simgpu._core.hooks import Collective
 from simgpu._core.streams import Key, key_of
 
 Queue = Key  # that of a stream; of a process group and of the host, numbers that no stream has
 HOST: Queue = (-1, -1)
 FIRST_GROUP = -2  # and down: the number of the stream on which a process group communicates
 Clock = dict[Queue, int]
-Awaited = Queue | torch.Stream | torch.Event
+Awaited = Queue | torch.Stream | torch.Event | Collective
 _NOTHING: Clock = {}
 
 
@@ -61,8 +62,8 @@ class Order:
         return clock, number
 
     def until(self, awaited: torch.device | Awaited) -> Clock:
-        """What has to be over before a device, a stream or an event has been waited for."""
-        if isinstance(awaited, torch.Event):
+        """What has to be over before one of these has been waited for."""
+        if isinstance(awaited, (torch.Event, Collective)):
             return self.events.get(awaited, _NOTHING)
         if isinstance(awaited, torch.device):
             clock: Clock = {}
@@ -76,8 +77,8 @@ class Order:
         """Later work of `queue` comes after the present work of another, or after an event."""
         merge(self.clock(queue), self.until(awaited))
 
-    def record(self, event: torch.Event, queue: Queue) -> None:
-        """`event` marks what `queue` has been asked for until now."""
+    def record(self, event: torch.Event | Collective, queue: Queue) -> None:
+        """`event` marks what `queue` has been asked for until now; so does the last collective."""
         self.events[event] = dict(self.clock(queue))
 
     def host_waits_for(self, clock: Clock) -> None:
@@ -85,8 +86,8 @@ class Order:
         merge(self.host, clock)
         self._host_changes += 1
 
-    def host_waits(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
-        """The host waits for all work of a device or stream, or for an event."""
+    def host_waits(self, awaited: torch.device | Awaited) -> None:
+        """The host waits for all work of a device or stream, for an event or a collective."""
         self.host_waits_for(self.until(awaited))
 
     def host_acts(self) -> int:

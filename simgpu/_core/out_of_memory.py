@@ -81,8 +81,9 @@ def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     figures = _figures(device, nbytes)
     if nbytes < MOST:  # a mistake is not counted
         device.out_of_memory_count += 1
-        for observe in hooks.out_of_memory:
-            observe(device.torch_device, nbytes, figures.allocated, device.limit)
+        there = world.current_world()
+        for observe in () if there is None else there.full:
+            observe(device, nbytes)
     # Not chained to an earlier error of the host's allocator.
     raise OutOfMemoryError(text(figures)) from None
 

@@ -13,7 +13,7 @@ import itertools
 import operator
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -483,6 +483,9 @@ class _Log:
 
 _logs: dict[int, _Log] = {}
 
+# Called when a backward pass of the thread is over, and PyTorch's modes are those before it.
+after_backward: list[Callable[[], object]] = []
+
 
 @contextmanager
 def logging_engine_waits() -> Iterator[None]:
@@ -501,8 +504,8 @@ def logging_engine_waits() -> Iterator[None]:
     finally:
         row[LOG] = 0
         del _logs[log.address]
-        for passed in hooks.backward_passed:
-            passed()
+        for call in after_backward:
+            call()
 
 
 def report_engine_waits() -> None:

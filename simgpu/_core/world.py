@@ -59,6 +59,8 @@ class World:
         """What an error says to do where other devices are wanted than these."""
         self.more = ""
         """What the error about an index past the last device says at its end: how to have more."""
+        self.full: list[Callable[[Device, int], object]] = []
+        """Called with a device, and bytes that it has no room for, before OutOfMemoryError."""
         self.created_by: str | None = None
         """What created them, in the words of an error; None where a program or a variable did."""
 
@@ -116,12 +118,8 @@ def enter(options: DeviceOptions) -> World:
 
 def _set_active(devices: list[Device]) -> None:
     active_devices[:] = devices
-    if devices:
-        for created in hooks.devices_created:
-            created([device.torch_device for device in devices])
-    else:
-        for removed in hooks.devices_removed:
-            removed()
+    for changed in hooks.devices_changed:
+        changed([device.torch_device for device in devices])
 
 
 def leave(world: World) -> None:

@@ -354,18 +354,16 @@ def _gone(work: Work) -> None:
 
 def awaited(collectives: Sequence[Collective]) -> None:
     """Report to instruments that the current streams of their devices wait for these."""
-    if not hooks.collectives_awaited:
-        return
-    for index in {about.index: None for about in collectives}:
-        there = [about for about in collectives if about.index == index]
-        for waits in hooks.collectives_awaited:
-            waits(there, streams.current_stream(index))
+    for waits in hooks.stream_waits:
+        for about in collectives:
+            waits(streams.current_stream(about.index), about)
 
 
 def finished(collectives: Sequence[Collective]) -> None:
     """Report to instruments that the host has waited for these, and no stream has."""
-    for waits in hooks.collectives_awaited:
-        waits(collectives, None)
+    for waits in hooks.stream_waits:
+        for about in collectives:
+            waits(None, about)
 
 
 def completed(outputs: list[Tensor]) -> Any:

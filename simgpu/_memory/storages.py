@@ -272,10 +272,11 @@ class _Uses(Instrument):
                 own = index == device.index  # among its own, numbers do; handles are larger
                 device.note_use(token, number if own else streams.handle_of(index, number))
 
-    def devices_removed(self) -> None:
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
         global _uses
-        remove(self)
-        _uses = None
+        if not devices:
+            remove(self)
+            _uses = None
 
 
 _uses: _Uses | None = None

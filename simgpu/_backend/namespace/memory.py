@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,7 @@ class History(hooks.Instrument):
         self._max_entries = max_entries
         self.stacks: dict[tuple[int, object], Any] = {}  # by device and token
         self.world = world.current_world()
+        self.full = [] if self.world is None else self.world.full
 
     def _stack(self, context: str) -> Any:
         """The stack now, if it is wanted by the given context or a wider one."""
@@ -252,16 +253,17 @@ class History(hooks.Instrument):
         """The memory of a block may be used again."""
         self.stacks.pop((device.index, block), None)
 
-    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
+    def out_of_memory(self, device: Device, nbytes: int) -> None:
         """An allocation failed."""
         stack, index = self._stack("alloc"), device.index
         stream = streams.handle_of(index, streams.current_stream_id(index))
-        free = _free(world.device(index))
-        self._note(index, _Entry("oom", rounded(nbytes), stream, stack, device_free=free))
+        entry = _Entry("oom", rounded(nbytes), stream, stack, device_free=_free(device))
+        self._note(index, entry)
 
-    def devices_removed(self) -> None:
-        """There is nothing more to record."""
-        record_history(None)
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        """There is nothing more to record without devices."""
+        if not devices:
+            record_history(None)
 
     def events(self, index: int) -> list[dict[str, Any]]:
         """What happened on a device, from the first to the last, stacks in words."""
@@ -307,6 +309,7 @@ def record_history(
     outer = _history
     if outer is not None:
         hooks.remove(outer)
+        outer.full.remove(outer.out_of_memory)
         _history = None
     for device in world.active_devices:
         device.call_at_free(None)
@@ -318,6 +321,7 @@ def record_history(
         if not clear_history:
             _history._entries = outer._entries
     hooks.add(_history)
+    _history.full.append(_history.out_of_memory)
     if enabled == "all":
         for device in world.active_devices:
             device.call_at_free(_at_free(_history, device.index))
@@ -420,22 +424,15 @@ def _free(device: Device) -> int:
     return max(0, device.capacity - device.placement().reserved)
 
 
-class _OutOfMemoryObserver(hooks.Instrument):
-    """Calls a function of the program wherever a device is full, until the devices end."""
-
-    def __init__(self, observer: Callable[[int, int, int, int], None]) -> None:
-        self._observer = observer
-
-    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
-        """Return device, bytes of the segment that was asked for, bytes allowed, and bytes free."""
-        asked = segment_size(rounded(nbytes))
-        self._observer(device.index, asked, limit, _free(world.device(device.index)))
-
-    def devices_removed(self) -> None:
-        """Others that come are another program's."""
-        hooks.remove(self)
-
-
 def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
-    """Call `observer(device, asked, allowed, free)` wherever one of these devices is full."""
-    hooks.add(_OutOfMemoryObserver(observer))
+    """Call `observer(device, asked, allowed, free)` wherever one of these devices is full.
+
+    In bytes; `asked` are those of the segment that was asked for.
+    """
+    there = world.current_world()
+    if there is not None:
+        there.full.append(
+            lambda device, nbytes: observer(
+                device.index, segment_size(rounded(nbytes)), device.limit, _free(device)
+            )
+        )

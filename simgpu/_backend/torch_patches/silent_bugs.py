@@ -207,10 +207,12 @@ class _WhileDevicesExist(Instrument):
     def __init__(self) -> None:
         self._handles: list[Any] = []
 
-    def devices_created(self, devices: Any) -> None:
-        """Begin."""
+    def devices_changed(self, devices: Any) -> None:
+        """Begin, or end."""
         global _is_audited
-        if not variable_is_set(STRICT):
+        while self._handles:
+            self._handles.pop().remove()
+        if not devices or not variable_is_set(STRICT):
             return
         self._handles = [
             nn_module.register_module_forward_pre_hook(_before_forward),
@@ -219,11 +221,6 @@ class _WhileDevicesExist(Instrument):
         if not _is_audited:
             sys.addaudithook(_audit)
             _is_audited = True
-
-    def devices_removed(self) -> None:
-        """End."""
-        while self._handles:
-            self._handles.pop().remove()
 
 
 def _watch(patches: Patches) -> None:

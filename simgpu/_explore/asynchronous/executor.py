@@ -145,7 +145,9 @@ class Asynchronous(Executor):
 
     # Waiting
 
-    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+    def stream_waits(self, stream: torch.Stream | None, awaited: hooks.Awaited) -> None:
+        if stream is None or isinstance(awaited, Collective):
+            return  # which has run at once
         with self._lock:
             self._memory.collect()
             self._queues.order.wait(key_of(stream), awaited)
@@ -197,12 +199,11 @@ class Asynchronous(Executor):
         inner.restart(seed)
         return inner
 
-    def devices_created(self, devices: Sequence[torch.device]) -> None:
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
         with self._lock:
-            self._queues.restart(self.seed)
-
-    def devices_removed(self) -> None:
-        with self._lock:
+            if devices:
+                self._queues.restart(self.seed)
+                return
             self.finish()
             self._queues.clear()
             self._memory.clear()

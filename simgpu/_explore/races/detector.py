@@ -16,7 +16,7 @@ from simgpu._core.by_address import ByAddress
 from simgpu._core.hooks import ON_COPIES, Collective, Instrument, Launch, Node
 from simgpu._core.launch import is_host_number, is_non_blocking, other_end
 from simgpu._core.operators import trains, waits_for_values
-from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue, merge
+from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue
 from simgpu._core.streams import key_of
 from simgpu._explore.races.accesses import (
     Access,
@@ -120,9 +120,6 @@ class Detector(Instrument):
         self._made: dict[int, Access] = {}  # by address, who computed what is being allocated
         self._known: set[tuple[Any, ...]] = set()
         self._groups: dict[str, int] = {}  # the stream of each process group
-        self._collectives: weakref.WeakKeyDictionary[Collective, Clock] = (
-            weakref.WeakKeyDictionary()
-        )
         self._storages: dict[weakref.ref[Any], int] = {}  # of pinned memory, and where it begins
         self._dead: deque[weakref.ref[Any]] = deque()
         # Of C, so that a schedule of threads has no part in it.
@@ -187,18 +184,7 @@ class Detector(Instrument):
                 region = self._memory.at(tensor.data_ptr())
                 if region is not None:
                     region.recorded.add(own)
-            self._collectives[about] = dict(clock)
-
-    def collectives_awaited(
-        self, collectives: Sequence[Collective], stream: torch.Stream | None
-    ) -> None:
-        with self._lock:
-            for about in collectives:
-                clock = self._collectives.get(about, {})
-                if stream is None:
-                    self._order.host_waits_for(clock)
-                else:
-                    merge(self._order.clock(key_of(stream)), clock)
+            self._order.record(about, own)
 
     def _copy_of_host(
         self, launch: Launch, result: Any, queue: Queue, number: int, clock: Clock, place: str
@@ -293,16 +279,19 @@ class Detector(Instrument):
                     self._compare(region, access, self._order.host)
 
     def backward_passed(self) -> None:
+        """See what the host does again: PyTorch has taken away modes that began in the pass."""
         if self._storages:
             self.host.begin()
 
     # Order.
 
-    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+    def stream_waits(self, stream: torch.Stream | None, awaited: hooks.Awaited) -> None:
         with self._lock:
-            if streams.is_captured(stream):
+            if stream is None:
+                self._order.host_waits(awaited)
                 return
-            if isinstance(awaited, torch.Event) or not streams.is_captured(awaited):
+            others = awaited if isinstance(awaited, torch.Stream) else stream
+            if not (streams.is_captured(stream) or streams.is_captured(others)):
                 self._order.wait(key_of(stream), awaited)
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
@@ -341,8 +330,9 @@ class Detector(Instrument):
             if clock.get(other.queue, 0) < other.number:
                 self._report(race_with_allocation(other, access))
 
-    def devices_removed(self) -> None:
-        self._freed_blocks.clear()  # with the memory of all others
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        if not devices:
+            self._freed_blocks.clear()  # with the memory of all others
 
     def freed(self, device: torch.device, block: Any) -> None:
         address = getattr(block, "address", 0)
@@ -381,8 +371,10 @@ def races() -> Iterator[list[Race]]:
     found: list[Race] = []
     detector = Detector(found)
     hooks.add(detector)
+    streams.after_backward.append(detector.backward_passed)
     try:
         with detector.host:
             yield found
     finally:
+        streams.after_backward.remove(detector.backward_passed)
         hooks.remove(detector)

@@ -52,8 +52,8 @@ RACES = [
     ),
     fault(
         "a wait for a collective is not followed",
-        "Detector.collectives_awaited",
-        drop_call("merge"),
+        "Detector.stream_waits",
+        drop_call("wait"),
         "test_an_output_is_used_after_its_collective_if_somebody_waits",
         name="broadcast",
     ),

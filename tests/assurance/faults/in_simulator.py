@@ -138,7 +138,7 @@ LAUNCHES = [
     ),
     fault(
         "a device stays lost in the next set of devices",
-        "_LostDevices.devices_removed",
+        "_LostDevices.devices_changed",
         drop_call("clear_lost"),
         "test_a_lost_device_is_of_no_use_until_the_devices_end",
         raises=Exception,
