@@ -4,7 +4,7 @@ A pool that only grows: where no thread is idle a new one is started, so nested 
 never wait for each other. A thread that is soon done with a replica takes the next one of its call.
 The threads are daemons and know nothing of modules or devices. Locks, queues, threads and time are
 looked up in Python's modules when they are needed: a program that replaces them, to decide which
-thread runs when, decides so here.
+thread runs when, decides so here, once it has called `exchange_pool` for threads that it knows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
 
 # Seconds, as long as Python lets a thread keep its global lock. Threads that issue many short
 # operations at the same time spend more on handing that lock to each other than on the operations.
@@ -37,7 +36,7 @@ class _Batch:
         self._count = self._left = len(jobs)
         self._threads_asked = 0
         self._free: list[_Worker] = []
-        self._pool = _pool()
+        self._pool = _pool
         self._lock = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
@@ -146,18 +145,14 @@ class _Pool:
         return worker
 
 
-# By the function that starts threads. Where another has been put in its place, what it starts may
-# be others than Python's and not for long: they are kept apart, and forgotten with the function.
-_pools: WeakKeyDictionary[Callable[..., None], _Pool] = WeakKeyDictionary()
+_pool = _Pool()
 
 
-def _pool() -> _Pool:
-    """The pool for the threads that would be started now."""
-    start = threading.Thread.start
-    try:
-        return _pools[start]
-    except KeyError:
-        return _pools.setdefault(start, _Pool())
+def exchange_pool(pool: _Pool | None = None) -> _Pool:
+    """Take the threads of later calls from `pool`, by default a new one; returns the one before."""
+    global _pool
+    outer, _pool = _pool, _Pool() if pool is None else pool
+    return outer
 
 
 def run_all(jobs: Sequence[Job]) -> None:
@@ -179,4 +174,4 @@ def run_all(jobs: Sequence[Job]) -> None:
 
 if hasattr(os, "register_at_fork"):
     # A child has none of its parent's threads.
-    os.register_at_fork(after_in_child=_pools.clear)
+    os.register_at_fork(after_in_child=exchange_pool)

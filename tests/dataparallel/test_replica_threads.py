@@ -125,7 +125,7 @@ def test_finished_thread_keeps_nothing_of_its_call(failing, no_collector):
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ValueError):
         patch.setattr(worker_pool._Batch, "one_done", one_done)
-        patch.setattr(worker_pool, "_pools", weakref.WeakKeyDictionary())  # threads of its own
+        patch.setattr(worker_pool, "_pool", worker_pool._Pool())  # threads of its own
         inputs = [torch.ones(2) for _ in range(3)]
         try:
             dataparallel.parallel_apply([Doing(action)] * 3, inputs, None, ["cpu"] * 3)

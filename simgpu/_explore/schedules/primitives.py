@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from types import GenericAlias, TracebackType
 from typing import Any
 
@@ -190,23 +191,16 @@ PROCESSES = "multiprocessing."
 _REAL_TIME = (PROCESSES, "asyncio.", "subprocess", "selectors", "socket")
 
 
-def new_start(_: Any = None) -> Callable[[threading.Thread], None]:
-    """A `Thread.start` for one schedule: a thread that one of the schedule starts belongs to it.
-
-    A function of its own for each, so that pools of threads can distinguish their threads.
-    """
-
-    def start(self: threading.Thread) -> None:
-        me = calling_task()
-        if me is None:
+def start(self: threading.Thread) -> None:
+    """`Thread.start`: a thread that one of the schedule starts belongs to it."""
+    me = calling_task()
+    if me is None:
+        _stock_start(self)
+    elif calling_module().startswith(PROCESSES):
+        with outside(me):
             _stock_start(self)
-        elif calling_module().startswith(PROCESSES):
-            with outside(me):
-                _stock_start(self)
-        else:
-            me.scheduler.start(self, _stock_start)
-
-    return start
+    else:
+        me.scheduler.start(self, _stock_start)
 
 
 def new_counter(stock: Callable[[], int]) -> Callable[[], int]:
@@ -461,6 +455,19 @@ def _replace_copies_of_sleep(patches: Patches) -> None:
             patches.set(module, "sleep", sleep)
 
 
+def _use_other_threads(patches: Patches) -> None:
+    """Make `dataparallel`, where it is imported, keep other threads until the patches are undone.
+
+    Those that it has would run when they like, and those that it starts now end with the schedule.
+    """
+
+    def exchange(pool: Any) -> Any:
+        module = sys.modules.get("dataparallel._threads.worker_pool")
+        return None if module is None else module.exchange_pool(pool)
+
+    patches.then(partial(exchange, exchange(None)))
+
+
 # What a thread waits for. Ranks without a schedule have these only, and wait in real time.
 WAITS: tuple[Row, ...] = (
     Patch("threading", "Lock", Lock, why=_LOCKS),
@@ -479,11 +486,12 @@ WAITS: tuple[Row, ...] = (
         run=_replace_copies_of_sleep,
         why=_TIME,
     ),
+    Action("the idle threads of dataparallel", run=_use_other_threads, why=_THREADS),
 )
 
 PATCHES: tuple[Row, ...] = (
     *WAITS,
-    Patch("threading.Thread", "start", wrap=new_start, why=_THREADS),
+    Patch("threading.Thread", "start", start, why=_THREADS),
     Patch("threading", "_counter", wrap=new_counter, why=_NAMES),
     Patch(
         "concurrent.futures.thread.ThreadPoolExecutor",
