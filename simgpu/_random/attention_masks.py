@@ -13,6 +13,7 @@ Source: aten/src/ATen/native/transformers/cuda of PyTorch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +25,30 @@ Mask = npt.NDArray[np.bool_]
 _ROUNDS = 7  # of flash attention
 _LANES = 32
 _ROWS, _COLUMNS = 16, 32  # of a tile
-_PLACES = 2**32  # of which the function of many places computes one part at a time
+_PLACES = 2**32  # of which those within one multiple can be computed at once
+
+
+def _spans(first: int, count: int, most: int) -> Iterator[tuple[int, slice]]:
+    """Places whose words are computed at once: the first of them, and which of all these they are.
+
+    At most so many, all with the same upper 32 bits.
+    """
+    done = 0
+    while done < count:
+        place = first + done
+        several = min(most, count - done, _PLACES - place % _PLACES)
+        yield place, slice(done, done + several)
+        done += several
 
 
 def _words(seed: int, first: int, count: int) -> philox.Words32:
     """Words number `first` to `first + count - 1` of thread 0, where each place has four."""
     start, end = first // 4, (first + count + 3) // 4
     found = np.empty((end - start, 4), np.uint32)
-    place = start
-    while place < end:
-        several = min(philox.CHUNK, end - place, _PLACES - place % _PLACES)
-        drawn = philox.words_of_places(seed, place, 1, several, 1)
-        for lane in range(4):
-            found[place - start : place - start + several, lane] = drawn[lane].reshape(-1)
-        place += several
+    for place, those in _spans(start, end - start, philox.CHUNK):
+        drawn = philox.words_of(seed, place, 0, 1, places=those.stop - those.start)
+        for lane, word in enumerate(drawn):
+            found[those, lane] = word
     return found.reshape(-1)[first % 4 :][:count]
 
 
@@ -64,29 +75,28 @@ def flash(seed: int, offset: int, p: float, *sizes: int, first: int = 0) -> Mask
     batch, heads, queries, keys = sizes
     rows, columns = -(-queries // _ROWS), -(-keys // _COLUMNS)
     most = int(float(np.float32(1) - np.float32(p)) * 255)  # of a byte that keeps its weight
-    kept = np.empty((batch * heads, rows * _ROWS, columns * _COLUMNS), np.bool_)
-    for number in range(batch * heads):
-        counter = offset + (first * heads + number) * _LANES + np.arange(_LANES, dtype=np.uint64)
-        drawn = _tiles(seed, counter, rows, columns) <= most
-        kept[number] = drawn.transpose(2, 6, 0, 3, 4, 5, 1, 7).reshape(kept.shape[1:])
-    return np.ascontiguousarray(kept[:, :queries, :keys]).reshape(sizes)
+    kept = np.empty((batch * heads, rows, 2, 8, columns, 2, 2, 4, 2), np.bool_)
+    at_once = max(1, philox.CHUNK // (rows * _LANES))  # heads
+    for number in range(0, batch * heads, at_once):
+        some = kept[number : number + at_once]
+        counter = offset + (first * heads + number) * _LANES
+        for column in range(columns):
+            drawn = _tiles(seed, counter, len(some), rows, column) <= most
+            some[:, :, :, :, column] = drawn.transpose(0, 3, 6, 1, 4, 5, 2, 7)
+    whole = kept.reshape(batch, heads, rows * _ROWS, columns * _COLUMNS)
+    return np.ascontiguousarray(whole[:, :, :queries, :keys])
 
 
-def _tiles(
-    seed: int, counter: npt.NDArray[np.uint64], rows: int, columns: int
-) -> npt.NDArray[np.uint8]:
-    """The bytes of all tiles of a head.
+def _tiles(seed: int, counter: int, heads: int, rows: int, column: int) -> npt.NDArray[np.uint8]:
+    """The bytes of all tiles of some heads in one column of tiles.
 
-    The dimensions: four queries by eight lanes (8), keys by four lanes (4), rows and columns of
-    tiles, halves (2) and quarters (2) of a tile's keys, its halves of queries (2), neighbours (2).
+    The dimensions: heads, four queries by eight lanes (8), keys by four lanes (4), rows of tiles,
+    halves (2) and quarters (2) of a tile's keys, its halves of queries (2), neighbours (2).
     """
-    shape = _LANES, rows, columns
-    lanes = counter[:, None, None]
-    c0, c1 = lanes & np.uint64(0xFFFF_FFFF), lanes >> np.uint64(32)
-    c2 = np.arange(rows, dtype=np.uint64)[None, :, None]
-    c3 = np.arange(columns, dtype=np.uint64)[None, None, :]
-    found = np.stack(
-        [np.broadcast_to(word, shape) for word in philox.rounds_of(seed, c0, c1, c2, c3, _ROUNDS)],
-        -1,
-    )
-    return found.astype("<u4").view(np.uint8).reshape(8, 4, rows, columns, 2, 2, 2, 2)
+    found = np.empty((heads * _LANES, rows, 4), "<u4")
+    for place, those in _spans(counter, len(found), len(found)):
+        several = those.stop - those.start
+        drawn = philox.words_of(seed, place, column << 32, rows, places=several, rounds=_ROUNDS)
+        for number, word in enumerate(drawn):
+            found[those, :, number] = word.reshape(several, rows)
+    return found.view(np.uint8).reshape(heads, 8, 4, rows, 2, 2, 2, 2)

@@ -268,7 +268,7 @@ def toss_each(probabilities: torch.Tensor, source: Source) -> torch.Tensor:
     step = 4 * philox.CHUNK
     for start in range(0, len(chances), step):
         part = chances[start : start + step]
-        words = philox.words_of_threads(seed, place, start // 4, -(-len(part) // 4))
+        words = philox.words_of(seed, place, start // 4, -(-len(part) // 4))
         for lane, word in enumerate(words):
             mine = part[lane::4]
             drawn = unit_float(word[: len(mine)])

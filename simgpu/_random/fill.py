@@ -136,7 +136,5 @@ def draw(
         for first in range(0, used, philox.CHUNK):
             count = min(philox.CHUNK, used - first)
             starts = range(base + first, numel, launch.threads)[: kind.unroll]
-            words = philox.words_of_threads(
-                seed, place + call, first, count, kind.drawn(len(starts))
-            )
+            words = philox.words_of(seed, place + call, first, count, kind.drawn(len(starts)))
             kind.convert(words, [array[start : start + count] for start in starts])

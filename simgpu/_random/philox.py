@@ -3,7 +3,7 @@
 It maps a counter of four 32-bit words and a key of two to four random words (Salmon and others,
 "Parallel Random Numbers: As Easy as 1, 2, 3", 2011). cuRAND gives every thread of a kernel counters
 of its own: the key is the seed, the lower half of the counter says how far the generator is, the
-upper half is the thread. So `words_of_threads(seed, place, 0, 100)` is what the first hundred
+upper half is the thread. So `words_of(seed, place, 0, 100)` is what the first hundred
 threads of a kernel draw at one place of the stream.
 
 All threads are computed at once by NumPy, while other Python threads run. A chunk of
@@ -25,7 +25,6 @@ ROUNDS = 10
 CHUNK = 8192  # threads; their words and products take 400 KB
 
 _LOW = 0xFFFF_FFFF
-_HALF = np.uint64(32)
 _FIRST, _SECOND = (np.uint64(multiplier) for multiplier in MULTIPLIERS)
 
 Array = npt.NDArray[Any]
@@ -97,17 +96,27 @@ class _Rooms(threading.local):
 _rooms = _Rooms()
 
 
-def keys_of(seed: int) -> list[tuple[int, int]]:
+def keys_of(seed: int, rounds: int) -> list[tuple[int, int]]:
     """The two words of the key in each round."""
     low, high = seed & _LOW, seed >> 32 & _LOW
     return [
         (low + KEY_STEPS[0] * number & _LOW, high + KEY_STEPS[1] * number & _LOW)
-        for number in range(ROUNDS)
+        for number in range(rounds)
     ]
 
 
-def words_of_threads(seed: int, place: int, first: int, count: int, lanes: int = 4) -> Words:
-    """What threads `first` to `first + count - 1` draw, all at the same `place` of the stream.
+def words_of(
+    seed: int,
+    place: int,
+    first: int,
+    count: int,
+    lanes: int = 4,
+    *,
+    places: int = 1,
+    step: int = 1,
+    rounds: int = ROUNDS,
+) -> Words:
+    """What threads `first` to `first + count - 1` draw at one place of the stream, or at several.
 
     Args:
         seed: the key, 64 bits.
@@ -115,101 +124,57 @@ def words_of_threads(seed: int, place: int, first: int, count: int, lanes: int =
         first: the number of the first thread; the upper half of the counter. All of these threads
             have the same upper 32 bits.
         lanes: how many of the four words are needed.
+        places: how many places, each `step` behind the one before, and all with the same upper 32
+            bits. The words of all threads at the first place come first.
+        rounds: at least four; fewer than ten mix less.
     """
-    room = _rooms.of(count)
-    now, before = room.products
-    c0, c2 = room.c0, room.c2
-    keys = keys_of(seed)
-    # The place is the same for all threads, so half of the first rounds is plain numbers.
-    thread = room.products_of_threads(first & _LOW)
-    product = MULTIPLIERS[0] * (place & _LOW)
-    np.bitwise_xor(thread.high, np.uint32(place >> 32 & _LOW ^ keys[0][0]), out=c0)
-    third, fourth = product >> 32 ^ first >> 32 & _LOW ^ keys[0][1], product & _LOW
-
-    np.multiply(c0, _FIRST, out=before[0].whole, dtype=np.uint64)
-    product = MULTIPLIERS[1] * third
-    np.bitwise_xor(thread.low, np.uint32(product >> 32 ^ keys[1][0]), out=c0)
-    np.bitwise_xor(before[0].high, np.uint32(fourth ^ keys[1][1]), out=c2)
-
-    np.multiply(c0, _FIRST, out=now[0].whole, dtype=np.uint64)
-    np.multiply(c2, _SECOND, out=now[1].whole, dtype=np.uint64)
-    np.bitwise_xor(now[1].high, np.uint32(product & _LOW ^ keys[2][0]), out=c0)
-    _mix(now[0].high, before[0].low, keys[2][1], c2)
-    return _rounds(room, now, before, keys, 3, lanes)
-
-
-def words_of_places(
-    seed: int, start: int, step: int, places: int, threads: int, lanes: int = 4
-) -> Words:
-    """What threads 0 to `threads - 1` draw at `start`, `start + step`, and so on, place by place.
-
-    Args:
-        seed: as in `words_of_threads`, of which this is many calls at once.
-        start: the first place; all of the `places` have the same upper 32 bits.
-        lanes: how many of the four words are needed.
-    """
-    room = _rooms.of(places * threads)
-    now, before = room.products
-    c0, c2 = (word.reshape(places, threads) for word in (room.c0, room.c2))
-    keys = keys_of(seed)
+    threads = room = _rooms.of(count)
+    # What depends on the place alone is a number, or a column of numbers.
+    by_place: Any = place & _LOW
+    if places > 1:
+        room = _rooms.of(places * count)
+        column = np.arange(places, dtype=np.uint64) * np.uint64(step) + np.uint64(by_place)
+        by_place = column[:, None]
+    before, now = threads.products[0], room.products[1]
+    both = [room.c0, room.c2, now[0].high, now[1].high]
+    if places > 1:
+        both = [words.reshape(places, count) for words in both]
+    c0, c2, first_high, second_high = both
+    keys = keys_of(seed, rounds)
     # Two rounds go by before a word depends on both place and thread.
-    of_thread = np.arange(threads, dtype=np.uint64) * _SECOND
-    of_place = (np.arange(places, dtype=np.uint64) * np.uint64(step) + np.uint64(start & _LOW))[
-        :, None
-    ] * _FIRST
-    first = of_thread >> _HALF ^ np.uint64(start >> 32 & _LOW ^ keys[0][0])
-    third = of_place >> _HALF ^ np.uint64(keys[0][1])
-    by_thread, by_place = first * _FIRST, third * _SECOND
-    np.bitwise_xor(_low(by_place >> _HALF) ^ np.uint32(keys[1][0]), _low(of_thread), out=c0)
-    np.bitwise_xor(_low(of_place) ^ np.uint32(keys[1][1]), _low(by_thread >> _HALF), out=c2)
+    by_place = by_place * MULTIPLIERS[0]
+    thread = threads.products_of_threads(first & _LOW)
+    np.bitwise_xor(thread.high, np.uint32(place >> 32 & _LOW ^ keys[0][0]), out=threads.c0)
+    np.multiply(threads.c0, _FIRST, out=before[0].whole, dtype=np.uint64)
+    product = (by_place >> 32 ^ (first >> 32 & _LOW ^ keys[0][1])) * MULTIPLIERS[1]
+    np.bitwise_xor(thread.low, np.uint32(product >> 32 ^ keys[1][0]), out=c0)
+    np.bitwise_xor(before[0].high, np.uint32(by_place & _LOW ^ keys[1][1]), out=c2)
 
     np.multiply(room.c0, _FIRST, out=now[0].whole, dtype=np.uint64)
     np.multiply(room.c2, _SECOND, out=now[1].whole, dtype=np.uint64)
-    high = [product.high.reshape(places, threads) for product in now]
-    np.bitwise_xor(high[1], _low(by_place) ^ np.uint32(keys[2][0]), out=c0)
-    np.bitwise_xor(high[0], _low(by_thread) ^ np.uint32(keys[2][1]), out=c2)
-    return _rounds(room, now, before, keys, 3, lanes)
+    np.bitwise_xor(second_high, np.uint32(product & _LOW ^ keys[2][0]), out=c0)
+    _mix(first_high, before[0].low, keys[2][1], c2)
+    return _later_rounds(room, keys, lanes)
 
 
-def rounds_of(
-    seed: int, c0: Words64, c1: Words64, c2: Words64, c3: Words64, rounds: int = ROUNDS
-) -> tuple[Words64, Words64, Words64, Words64]:
-    """The four words of any counters, given word by word, after fewer rounds if wanted."""
-    low = np.uint64(_LOW)
-    for k0, k1 in keys_of(seed)[:rounds]:
-        first, second = c0 * _FIRST, c2 * _SECOND
-        c0, c1 = second >> _HALF ^ c1 ^ np.uint64(k0), second & low
-        c2, c3 = first >> _HALF ^ c3 ^ np.uint64(k1), first & low
-    return c0, c1, c2, c3
-
-
-def _low(products: Words64) -> Words32:
-    return products.astype(np.uint32)
-
-
-def _rounds(
-    room: _Room,
-    before: list[_Products],
-    now: list[_Products],
-    keys: list[tuple[int, int]],
-    done: int,
-    lanes: int,
-) -> Words:
-    """The rounds after the first `done`, of which the products of the last are in `before`.
+def _later_rounds(room: _Room, keys: list[tuple[int, int]], lanes: int) -> Words:
+    """The rounds after the third, whose products are the second ones of the room.
 
     The first and third word of the counter are in `c0` and `c2`; the second and fourth are the
     lower halves of the products of the round before.
     """
     c0, c2 = room.c0, room.c2
-    for number in range(done, ROUNDS):
+    now, before = room.products
+    last = len(keys) - 1
+    for number in range(3, len(keys)):
         k0, k1 = keys[number]
         # The last round's first product is in the third and fourth word only, and the first
         # word of the round before is only in that product.
-        all_words = lanes > 2 or number < ROUNDS - 1
+        all_words = lanes > 2 or number < last
         if all_words:
             np.multiply(c0, _FIRST, out=now[0].whole, dtype=np.uint64)
         np.multiply(c2, _SECOND, out=now[1].whole, dtype=np.uint64)
-        if lanes > 2 or number != ROUNDS - 2:
+        if lanes > 2 or number != last - 1:
             _mix(now[1].high, before[1].low, k0, c0)
         if all_words:
             _mix(now[0].high, before[0].low, k1, c2)
@@ -341,7 +306,7 @@ class _Rows:
                 return self.table[row]  # type: ignore[no-any-return]
         self._foresee(seed, place)
         self.seed = -1  # until it is done: Ctrl-C may come in between
-        drawn = words_of_places(seed, place, self.step, self.count, self.width, self.lanes)
+        drawn = words_of(seed, place, 0, self.width, self.lanes, places=self.count, step=self.step)
         self.table = self._made_of(drawn)
         self.seed, self.start, self.last = seed, place, place
         return self.table[0]  # type: ignore[no-any-return]

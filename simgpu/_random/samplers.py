@@ -91,7 +91,7 @@ def _fill_side_by_side(
             count = min(philox.CHUNK, used - first)
             mine = groups[base + first : base + first + count]
             for block in range(blocks):
-                words = philox.words_of_threads(
+                words = philox.words_of(
                     seed, place + call * blocks + block, first, count, min(at_once, 4)
                 )
                 for lane in range(min(at_once, 4)):
@@ -124,7 +124,7 @@ def with_replacement(weights: torch.Tensor, samples: int, source: Source) -> tor
         drawn = np.empty(samples, sums.dtype)
         for start in range(0, samples, philox.CHUNK):
             count = min(philox.CHUNK, samples - start)
-            words = philox.words_of_threads(seed, place + call, block * width + start, count, 1)
+            words = philox.words_of(seed, place + call, block * width + start, count, 1)
             drawn[start : start + count] = unit_float(words.x)
         result[row] = _buckets(sums[row], possible[row], drawn)
     return torch.from_numpy(result)
@@ -183,7 +183,7 @@ def _shuffle_equals(order: Array, keys: Array, seed: int, place: int) -> None:
         for last in range(size - 1, 0, -1):
             number = size - 1 - last
             if not number % 4:
-                block = philox.words_of_threads(seed, place + number // 4, head, 1)
+                block = philox.words_of(seed, place + number // 4, head, 1)
                 drawn.extend(int(word[0]) for word in block)
             other = drawn[number] % (last + 1)
             one, two = head + last, head + other

@@ -47,29 +47,20 @@ def hexadecimal(text):
 def test_known_answers(counter, key, result):
     c0, c1, c2, c3 = hexadecimal(counter)
     k0, k1 = hexadecimal(key)
-    words = philox.words_of_threads(k1 << 32 | k0, c1 << 32 | c0, c3 << 32 | c2, 1)
+    words = philox.words_of(k1 << 32 | k0, c1 << 32 | c0, c3 << 32 | c2, 1)
     assert [int(word[0]) for word in words] == hexadecimal(result)
     assert cuda_draws.philox((c0, c1, c2, c3), (k0, k1)) == tuple(hexadecimal(result))
 
 
-@given(seed=seeds, place=places, first=st.integers(0, 2**63), count=st.integers(1, 70),
-       lanes=st.integers(1, 4))  # fmt: skip
-def test_words_of_threads(seed, place, first, count, lanes):
+@given(seed=seeds, place=places, step=st.integers(1, 9), several=st.integers(1, 9),
+       first=st.integers(0, 2**63), count=st.integers(1, 70), lanes=st.integers(1, 4))  # fmt: skip
+def test_words_of_threads_and_places(seed, place, step, several, first, count, lanes):
     first -= first % 2**10  # all of them have the same upper half
-    words = philox.words_of_threads(seed, place, first, count, lanes)[:lanes]
-    for thread, found in enumerate(zip(*words, strict=True)):
-        expected = cuda_draws.Thread(seed, first + thread, 4 * place).four()
-        assert found == expected[:lanes]
-
-
-@given(seed=seeds, start=st.integers(0, 2**62), step=st.integers(1, 9), count=st.integers(1, 9),
-       threads=st.integers(1, 70), lanes=st.integers(1, 4))  # fmt: skip
-def test_words_of_places(seed, start, step, count, threads, lanes):
-    start -= start % 2**10
-    words = philox.words_of_places(seed, start, step, count, threads, lanes)[:lanes]
-    for number, found in enumerate(zip(*words, strict=True)):
-        row, thread = divmod(number, threads)
-        expected = cuda_draws.Thread(seed, thread, 4 * (start + row * step)).four()
+    place -= place % 2**10 if several > 1 else 0
+    words = philox.words_of(seed, place, first, count, lanes, places=several, step=step)
+    for number, found in enumerate(zip(*words[:lanes], strict=True)):
+        row, thread = divmod(number, count)
+        expected = cuda_draws.Thread(seed, first + thread, 4 * (place + row * step)).four()
         assert found == expected[:lanes]
 
 
