@@ -14,7 +14,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -26,24 +25,21 @@ from simgpu._core import streams
 from simgpu._core.hooks import Collective, hooks
 from simgpu._core.unwritten import fill_unwritten
 from simgpu._distributed import collectives
-from simgpu._distributed.collectives import Call, in_common
+from simgpu._distributed.collectives import Call, Tensor, in_common
 from simgpu._native.python_objects import held_by_cpp
 from simgpu.errors import CollectiveTimeoutError
 
-# Calls within `torch.inference_mode`, a mode of one thread: only there its tensors are written.
-#
-# What a call reads and writes is written by other threads, and later: memory that ranks share lives
-# as long as their group. So its tensors are plain ones, whatever the mode of the program. NCCL
-# writes memory, and knows of no such mode.
-
-
-def plain_tensors() -> AbstractContextManager[None]:
-    """Within it new tensors are plain ones, in inference mode too; none of them has a gradient."""
-    return _left() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-
 
 @contextlib.contextmanager
-def _left() -> Iterator[None]:
+def plain_tensors() -> Iterator[None]:
+    """Within it new tensors are plain ones, in inference mode too; none of them has a gradient.
+
+    What a call reads and writes is written by other threads, and later, and memory that ranks share
+    lives as long as their group. NCCL writes memory, and knows of no such mode.
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -57,9 +53,6 @@ def outside_inference_mode(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
-
-
-Tensor = torch.Tensor
 
 
 class Pending:
@@ -77,6 +70,7 @@ class Pending:
         self._coming: list[tuple[Pending, Tensor, Tensor]] = []
         self._lock = threading.Lock()
         self._done = threading.Event()
+        self.done = self._done.is_set
         self._waits: Callable[[Pending, float | None], None] | None = None
         self._asks: Callable[[Pending], None] | None = None
 
@@ -97,7 +91,7 @@ class Pending:
         copies = {id(tensor): tensor.clone() for tensor in call.ins}
         self._coming = [
             (earlier, copy, part)
-            for earlier in reversed(self._and_before()[1:])
+            for earlier in reversed([*self._and_before()][1:])
             for out, result in earlier._landing
             for tensor in call.ins
             for copy, part in in_common(tensor, out, copies[id(tensor)], result)
@@ -137,23 +131,17 @@ class Pending:
 
     def is_complete(self) -> bool:
         """Whether it has run, and nothing of its own is left to land."""
-        return self._done.is_set() and not self._landing
+        return self.done() and not self._landing
 
     def last_open(self) -> Pending | None:
         """The last call that is not over, of this one and those before: a barrier lands nothing."""
-        each: Pending | None = self
-        while each is not None and each.is_complete():
-            each = each.previous
-        return each
-
-    def done(self) -> bool:
-        return self._done.is_set()
+        return next((each for each in self._and_before() if not each.is_complete()), None)
 
     def has_run(self) -> bool:
         """`done`, where a program asks: other ranks may go on first."""
-        if self._asks is not None and not self._done.is_set():
+        if self._asks is not None and not self.done():
             self._asks(self)
-        return self._done.is_set()
+        return self.done()
 
     def wait_and_raise(self, seconds: float | None) -> None:
         """Wait until the call has run, and raise what it raised; nothing has landed then."""
@@ -174,10 +162,7 @@ class Pending:
                 del error  # which this frame would keep, and it the frame
 
     def _wait(self, seconds: float | None) -> None:
-        if self._waits is None:
-            self.wait_idly(seconds)
-        else:
-            self._waits(self, seconds)
+        (self._waits or Pending.wait_idly)(self, seconds)
 
     def wait_idly(self, seconds: float | None) -> None:
         """Wait until another thread says that the call has run."""
@@ -192,27 +177,22 @@ class Pending:
         Those before are there also where this one has failed, whose error is raised then.
         """
         self._wait(seconds)
-        for pending in reversed(self._and_before()):
+        for pending in reversed([*self._and_before()]):
             pending.previous = None
             if pending.done() or pending._waits is not None:  # or a thread is about to submit it
                 pending._wait(seconds)
-                pending._land_alone()
+                with pending._lock:
+                    landing, pending._landing = pending._landing, []
+                for tensor, result in landing:
+                    tensor.copy_(result)
         self._raise()
 
-    def _and_before(self) -> list[Pending]:
+    def _and_before(self) -> Iterator[Pending]:
         """This call and those before it, the last one first."""
-        found: list[Pending] = []
         each: Pending | None = self
         while each is not None:
-            found.append(each)
+            yield each
             each = each.previous
-        return found
-
-    def _land_alone(self) -> None:
-        with self._lock:
-            landing, self._landing = self._landing, []
-        for tensor, result in landing:
-            tensor.copy_(result)
 
 
 class Transport:
@@ -264,15 +244,6 @@ class Work(distributed.Work):
         calls = [pending.call.collective for pending in self._pending]
         return [each for each in calls if each is not None]
 
-    def _let_go(self) -> None:
-        # Those of the calls of a coalesced one, too: there is no wait for each of them.
-        waited = set(self._pending)
-        self._keep.difference_update(
-            [work for work in list(self._keep) if waited.issuperset(work._pending)]
-        )
-        if len(self._outputs) > 1:
-            self.live_as_outputs()
-
     def live_as_outputs(self) -> None:
         """Live until all outputs are gone, and keep none of them."""
         outputs, self._outputs = self._outputs, []
@@ -281,10 +252,13 @@ class Work(distributed.Work):
             weakref.finalize(output, _gone, self).atexit = False
 
     def _land(self, seconds: float = 0.0) -> None:
-        self._let_go()
-        limit = seconds if seconds > 0 else None
+        # Those of the calls of a coalesced one, too: there is no wait for each of them.
+        waited = set(self._pending)
+        self._keep -= {work for work in list(self._keep) if waited.issuperset(work._pending)}
+        if len(self._outputs) > 1:
+            self.live_as_outputs()
         for pending in self._pending:
-            pending.complete(limit)
+            pending.complete(seconds if seconds > 0 else None)
         drop_unused(self._keep)
 
     def is_complete(self) -> bool:

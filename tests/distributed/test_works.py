@@ -13,7 +13,7 @@ import simgpu
 from simgpu import strategies
 from simgpu._distributed import groups, works
 from simgpu._distributed.collectives import Call
-from simgpu._distributed.works import Pending, Work, drop_unused
+from simgpu._distributed.works import Pending, Work, drop_unused, keep_alive_with_outputs
 from tests.support.worlds import few, schedules
 
 # Newer releases have other names for two of them.
@@ -192,3 +192,38 @@ def test_a_work_of_several_calls_is_kept_until_it_is_waited_for(data, count):
     assert kept == {*alone, together}.difference(first)
     together.wait()
     assert not kept
+
+
+@given(count=st.integers(1, 3), held=st.booleans())
+def test_works_of_an_ended_group_live_as_long_as_their_outputs(count, held):
+    """Only those that C++ holds: no caller can wait for the others."""
+    kept, gone, pending = set(), [], Pending(Call("all_reduce", "all_reduce", [], []))
+    outputs = [torch.ones(2) for _ in range(count)]
+    work = Work([pending], list(outputs), kept)
+    weakref.finalize(work, gone.append, True)
+    boxed = work.boxed() if held else None
+    del work
+    keep_alive_with_outputs(kept)
+    assert not kept
+    assert bool(gone) is not held
+    outputs.clear()
+    assert gone
+    del boxed
+
+
+@few
+@given(count=strategies.world_sizes(2, 4), ends=st.integers(0, 3), seed=schedules)
+def test_a_rank_that_ends_releases_its_own_works_only(count, ends, seed):
+    def call(rank):
+        work = dist.all_reduce(torch.ones(2, device="cuda"), async_op=True)
+        mine = groups.find(dist.group.WORLD).open
+        dist.barrier(device_ids=[rank])
+        if rank == ends % count:
+            groups.release()
+            assert not mine
+        dist.barrier(device_ids=[rank])
+        assert bool(mine) is (rank != ends % count)
+        dist.barrier(device_ids=[rank])
+        work.wait()
+
+    simgpu.ranks(count, call, schedule=seed)
