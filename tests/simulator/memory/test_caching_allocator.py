@@ -338,7 +338,8 @@ def test_a_tiny_device_is_full_when_its_tensors_fill_it(size, data):
         del held
 
 
-@given(sizes=st.lists(st.integers(1, 12 * MIB), max_size=40), freed=st.sets(st.integers(0, 39)))
+@given(sizes=st.lists(st.integers(1, 12 * MIB) | st.integers(9 * MIB, 12 * MIB), max_size=40),
+       freed=st.sets(st.integers(0, 39)))  # fmt: skip
 def test_a_device_is_full_where_a_segment_has_no_room(sizes, freed):
     """Whether or not its free blocks, together, are large enough."""
     plain, held, refused = Plain(64 * MIB), {}, 0
