@@ -24,10 +24,9 @@ from simgpu._ops.calls import Arguments, Schema, overload, result_picker
 from simgpu._ops.checks import few_dims
 from simgpu._ops.dtypes import HALVES, Wider, name_of, no_kernel, widened
 from simgpu._ops.table import PythonKernel, row
-from simgpu._random.composed import NEW, SAMPLERS, by_host
 from simgpu._random.fill import Source
 from simgpu._random.generator_state import Stream
-from simgpu._random.samplers import random_from_of_host
+from simgpu._random.samplers import NEW, SAMPLERS, by_host, random_from_of_host
 
 _CPU = torch.device("cpu")
 _EMPTY = Kernel(overload("empty.memory_format"))

@@ -5,7 +5,7 @@ generator_state seed and offset of a generator
 layout          how many threads a kernel has, and which element each fills
 fill            a draw, put together of these
 distributions   words as numbers of a distribution
-samplers, composed      what runs for each operator
+samplers        what runs for each operator
 
 All of it works on CPU tensors and NumPy arrays, and knows no device. docs/fidelity.md says for each
 operator how exact it is, and how that is known.

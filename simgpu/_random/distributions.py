@@ -32,21 +32,28 @@ from simgpu._random.philox import (
 _ANGLE = float(np.float32(2 * math.pi)) * 2.0**-32
 
 
-class Unit:
-    """Numbers in (0, 1], one per lane, with which most kinds here begin."""
+class _Lanes:
+    """Numbers of one random word each, or of two where they are `wide`."""
 
-    def __init__(self, double: bool) -> None:
-        self.double = double
-        self.unroll = 2 if double else 4
-        self.dtype: Any = np.float64 if double else np.float32
+    def __init__(self, wide: bool) -> None:
+        self.wide = wide
+        self.unroll = 2 if wide else 4
 
     def drawn(self, lanes: int) -> int:
-        return 2 * lanes if self.double else lanes
+        return 2 * lanes if self.wide else lanes
+
+
+class Unit(_Lanes):
+    """Numbers in (0, 1], with which most kinds here begin."""
+
+    def __init__(self, double: bool) -> None:
+        super().__init__(double)
+        self.dtype: Any = np.float64 if double else np.float32
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:
         for lane, out in enumerate(outs):
             count = len(out)
-            if self.double:
+            if self.wide:
                 unit_double(words[2 * lane][:count], words[2 * lane + 1][:count], out)
             else:
                 unit_float(words[lane][:count], out)
@@ -75,7 +82,7 @@ class Uniform(Unit):
 class Exponential(Unit):
     """-log(u) / rate, where the logarithm of 1 is a little below 0."""
 
-    def __init__(self, double: bool, rate: float) -> None:
+    def __init__(self, double: bool, rate: float = 1) -> None:
         super().__init__(double)
         self.factor = -1 / self.dtype(rate)
 
@@ -90,12 +97,12 @@ class Exponential(Unit):
 class Cauchy(Unit):
     """median + sigma * tan(pi * (u - 1/2)); floats are kept a little away from the poles."""
 
-    def __init__(self, double: bool, median: float, sigma: float) -> None:
+    def __init__(self, double: bool, median: float = 0, sigma: float = 1) -> None:
         super().__init__(double)
         self.median, self.sigma = self.dtype(median), self.dtype(sigma)
 
     def transform(self, values: Array) -> None:
-        if not self.double:
+        if not self.wide:
             eps = np.finfo(np.float32).eps
             np.clip(values, eps, 1 - eps, out=values)
         np.subtract(values, self.dtype(0.5), out=values)
@@ -151,6 +158,9 @@ class Normal:
 class LogNormal(Normal):
     """The exponential of a normal number."""
 
+    def __init__(self, double: bool, mean: float = 1, std: float = 2) -> None:
+        super().__init__(double, mean, std)
+
     def transform(self, values: Array) -> None:
         np.exp(values, out=values)
 
@@ -199,39 +209,38 @@ def _pair_of_doubles(words: Words, outs: Sequence[Array]) -> None:
 TENSOR_INCREMENT = 10  # what the kernel with a tensor of probabilities asks the generator for
 
 
-class Toss:
+class Toss(_Lanes):
     """True where the uniform float of a word is less than p; `limit` is `first_failure(p)`."""
 
     dtype: Any = np.bool_
-    unroll = 4
 
     def __init__(self, limit: int) -> None:
+        super().__init__(wide=False)
         self.limit = limit
-
-    def drawn(self, lanes: int) -> int:
-        return lanes
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:
         for word, out in zip(words, outs, strict=False):
             below(word[: len(out)], self.limit, out)
 
 
-class TossOfDoubles:
+class TossOfDoubles(_Lanes):
     """True where the uniform double of two words is less than p."""
 
     dtype: Any = np.bool_
-    unroll = 2
 
     def __init__(self, p: float) -> None:
+        super().__init__(wide=True)
         self.p = p
-
-    def drawn(self, lanes: int) -> int:
-        return 2 * lanes
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:
         for lane, out in enumerate(outs):
             low, high = words[2 * lane : 2 * lane + 2]
             np.less(unit_double(low[: len(out)], high[: len(out)]), self.p, out=out)
+
+
+def toss(double: bool, p: float = 0.5) -> Toss | TossOfDoubles:
+    """`bernoulli_(p)`: a kernel of floats takes the probability as a float."""
+    return TossOfDoubles(p) if double else Toss(first_failure(float(np.float32(p))))
 
 
 def below(words: Words32, limit: int, out: Array) -> None:
@@ -253,11 +262,6 @@ def first_failure(p: float) -> int:
         else:
             high = middle
     return low
-
-
-def limit_of(p: float) -> int:
-    """`first_failure` of a probability that a kernel takes as a float."""
-    return first_failure(float(np.float32(p)))
 
 
 def toss_each(probabilities: torch.Tensor, source: Source) -> torch.Tensor:
@@ -319,17 +323,14 @@ _WORD = 2**64
 DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-class Remainder:
+class Remainder(_Lanes):
     """base + (bits mod span), as 64-bit numbers with wrapping; a span of 2**64 is all bits."""
 
     dtype: Any = np.int64
 
     def __init__(self, span: int, base: int, wide: bool) -> None:
-        self.span, self.base, self.wide = span, base, wide
-        self.unroll = 2 if wide else 4
-
-    def drawn(self, lanes: int) -> int:
-        return 2 * lanes if self.wide else lanes
+        super().__init__(wide)
+        self.span, self.base = span, base
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:
         for lane, out in enumerate(outs):

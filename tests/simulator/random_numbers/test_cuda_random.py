@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from simgpu._core import world
 from simgpu._random import distributions, fill, layout, philox
-from simgpu._random.distributions import Toss, limit_of
+from simgpu._random.distributions import toss
 from simgpu._random.generator_state import DEFAULT_SEED, Stream
 from tests.support import cuda_draws
 
@@ -107,7 +107,7 @@ KINDS = {
     "words": (distributions.Remainder(2**32, 0, False), 4, cuda_draws.four_words),
     "wide": (distributions.Remainder(2**62, 0, True), 2,
              lambda words: [bits % 2**62 for bits in cuda_draws.two_wide(words)]),
-    "toss": (Toss(limit_of(0.3)), 4,
+    "toss": (toss(False, 0.3), 4,
              lambda words: [cuda_draws.unit_float(word) < cuda_draws.to_float(0.3)
                             for word in words]),
 }  # fmt: skip
