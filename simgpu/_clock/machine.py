@@ -35,14 +35,19 @@ from simgpu._util.naming import DEVICE_TYPE, visible_text
 class _GroupCall:
     """One collective: who has come when, and what came before it in the group."""
 
-    def __init__(
-        self, op: str, about: Collective, members: int, previous: _GroupCall | None
-    ) -> None:
-        self.op, self.about, self.members, self.previous = op, about, members, previous
+    def __init__(self, op: str, about: Collective, previous: _GroupCall | None) -> None:
+        self.op, self.about, self.previous = op, about, previous
+        self.size = len(about.ranks) if about.peer is None else 2
+        self._awaited = 1 if world.rank_number() is None else self.size
         self.arrivals: dict[int, float] = {}  # of each rank
         self.devices: dict[int, int] = {}
         self.nbytes = 0
         self.times: tuple[float, float] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranks have come."""
+        return len(self.arrivals) >= self._awaited
 
 
 class Groups:
@@ -50,68 +55,56 @@ class Groups:
 
     def __init__(self, timelines: Timelines, topology: Topology) -> None:
         self._timelines, self._topology = timelines, topology
-        self._meetings: dict[object, _GroupCall] = {}
+        self._calls: dict[object, _GroupCall] = {}
         self._last: dict[str, _GroupCall] = {}
 
     def arrive(self, about: Collective, op: str, device: int, moment: float) -> None:
         """The stream of a rank has come to a collective."""
-        key = _key(about)
-        meeting = self._meetings.get(key)
-        rank = about.rank
-        if meeting is None:
-            in_threads = world.rank_number() is not None
-            between_two = about.peer is not None
-            members = (2 if between_two else len(about.ranks)) if in_threads else 1
-            previous = None if between_two else self._last.get(about.group)
-            meeting = _GroupCall(op.removeprefix("c10d."), about, members, previous)
-            self._meetings[key] = meeting
-            if not between_two:
-                self._last[about.group] = meeting
-        meeting.arrivals[rank] = moment
-        meeting.devices[rank] = device
-        meeting.nbytes = max(meeting.nbytes, about.nbytes)
-
-    def is_complete(self, about: Collective) -> bool:
-        """Whether all ranks have come."""
-        meeting = self._meetings.get(_key(about))
-        return meeting is not None and len(meeting.arrivals) >= meeting.members
+        call = self._calls.get(_key(about))
+        if call is None:
+            previous = None if about.peer is not None else self._last.get(about.group)
+            call = _GroupCall(op.removeprefix("c10d."), about, previous)
+            self._calls[_key(about)] = call
+            if about.peer is None:
+                self._last[about.group] = call
+        call.arrivals[about.rank] = moment
+        call.devices[about.rank] = device
+        call.nbytes = max(call.nbytes, about.nbytes)
 
     def times(self, about: Collective) -> tuple[float, float] | None:
         """When it begins and ends; None where ranks are missing."""
-        if not self.is_complete(about):
-            return None
-        return self._times(self._meetings[_key(about)])
+        call = self._calls.get(_key(about))
+        return None if call is None or not call.is_complete else self._times(call)
 
     def end_on(self, device: int) -> float:
         """When the last collective ends on a device, of those that all ranks have come to."""
-        ends = [0.0]
-        for meeting in self._meetings.values():
-            if device in meeting.devices.values() and len(meeting.arrivals) >= meeting.members:
-                ends.append(self._times(meeting)[1])
-        return max(ends)
+        ends = (
+            self._times(call)[1]
+            for call in self._calls.values()
+            if device in call.devices.values() and call.is_complete
+        )
+        return max(ends, default=0.0)
 
-    def _times(self, meeting: _GroupCall) -> tuple[float, float]:
-        if meeting.times is None:
-            before = 0.0 if meeting.previous is None else self._times(meeting.previous)[1]
-            devices = [meeting.devices[rank] for rank in sorted(meeting.devices)]
-            begin = max(before, *meeting.arrivals.values())
-            members = 2 if meeting.about.peer is not None else len(meeting.about.ranks)
-            routes = self._routes(devices, members)
-            seconds = durations.collective_seconds(meeting.op, members, meeting.nbytes, routes)
+    def _times(self, call: _GroupCall) -> tuple[float, float]:
+        if call.times is None:
+            before = 0.0 if call.previous is None else self._times(call.previous)[1]
+            devices = [call.devices[rank] for rank in sorted(call.devices)]
+            arrived = max(call.arrivals.values())
+            begin = max(before, arrived)
+            routes = self._routes(devices, call.size)
+            seconds = durations.collective_seconds(call.op, call.size, call.nbytes, routes)
             end = begin + seconds * max(map(slow_factor, devices))
-            meeting.times, meeting.previous = (begin, end), None
-            on = tuple((device, f"nccl {meeting.about.group}") for device in devices)
-            arrived = max(meeting.arrivals.values())
-            span = Span(meeting.op, "collective", on, begin, end, arrived, meeting.nbytes)
+            call.times, call.previous = (begin, end), None
+            on = tuple((device, f"nccl {call.about.group}") for device in devices)
+            span = Span(call.op, "collective", on, begin, end, arrived, call.nbytes)
             self._timelines.add(span)
-        return meeting.times
+        return call.times
 
     def _routes(self, devices: list[int], members: int) -> list[Route]:
         """The ways around the ring."""
         ring = devices if len(devices) == members else list(range(members))
-        following = [*ring[1:], ring[0]]
-        pairs = [pair for pair in zip(ring, following, strict=True) if pair[0] != pair[1]]
-        routes = [self._topology.route(*pair) for pair in pairs]
+        pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
+        routes = [self._topology.route(*pair) for pair in pairs if pair[0] != pair[1]]
         return [route for route in routes if route is not None]
 
 
@@ -135,43 +128,19 @@ class _Replay:
 
     def __init__(self, graph: object, begin: float) -> None:
         self.graph = graph
-        self.begin = begin
+        self._begin = begin
         self.last = -1
-        self.ends: dict[int, float] = {}
-
-    def ready(self, node: Node) -> float:
-        return max((self.ends.get(number, self.begin) for number in node.after), default=self.begin)
-
-
-class Replays:
-    """The latest replay of each thread; a replay is launched by one thread, node by node."""
-
-    def __init__(self) -> None:
-        self._latest: dict[int, _Replay] = {}
-
-    def begins(self, node: Node) -> bool:
-        """Whether this node is the first of a replay that takes time."""
-        latest = self._latest.get(threading.get_ident())
-        return latest is None or latest.graph is not node.graph or node.number <= latest.last
-
-    def begin(self, node: Node, moment: float) -> None:
-        """A replay of the graph of `node` begins."""
-        self._latest[threading.get_ident()] = _Replay(node.graph, moment)
+        self._ends: dict[int, float] = {}
 
     def ready(self, node: Node) -> float:
         """When all that `node` waits for has ended."""
-        return self._latest[threading.get_ident()].ready(node)
+        ends = (self._ends.get(number, self._begin) for number in node.after)
+        return max(ends, default=self._begin)
 
     def ended(self, node: Node, moment: float) -> None:
         """What comes after `node` may begin at this moment."""
-        latest = self._latest[threading.get_ident()]
-        latest.ends[node.number] = moment
-        latest.last = node.number
-
-    def skip(self, node: Node | None) -> None:
-        """What comes after a node that runs nothing waits for what that one waits for."""
-        if node is not None and not self.begins(node):
-            self.ended(node, self.ready(node))
+        self._ends[node.number] = moment
+        self.last = node.number
 
 
 POLL = 1e-6  # what asking a stream or an event takes of the host's time
@@ -191,7 +160,7 @@ class Machine(Instrument, Clock):
         self.hosts = Hosts(host_cost, self._rejoined)
         self.timelines = Timelines()
         self.groups = Groups(self.timelines, topology)
-        self.replays = Replays()
+        self._replays: dict[int, _Replay] = {}  # the latest of each thread, which launches it
         self._lock = _thread.allocate_lock()
         # What each rank has begun in a backward pass, and on which stream.
         self._unawaited: dict[int | None, list[tuple[Collective, Stream]]] = {}
@@ -200,13 +169,13 @@ class Machine(Instrument, Clock):
 
     def now(self) -> float:
         """Seconds since the beginning, by the host's line of the calling thread."""
-        return self._line().time
+        return self.hosts.line().time
 
     def wait_until(self, moment: float) -> None:
-        self._line().wait(moment)
+        self.hosts.line().wait(moment)
 
     def passed(self, moment: float) -> bool:
-        line = self._line()
+        line = self.hosts.line()
         line.time += POLL
         return moment <= line.time
 
@@ -217,7 +186,7 @@ class Machine(Instrument, Clock):
 
     def end_on(self, device: int) -> float:
         """When the calling thread and this device have come to their end."""
-        return max(self._line().time, self.timelines.end(device))
+        return max(self.hosts.line().time, self.timelines.end(device))
 
     # What happens on the devices.
 
@@ -226,20 +195,19 @@ class Machine(Instrument, Clock):
         key = launch.device.index, launch.stream
         if isinstance(about, Collective) and self._is_here(key[0]) and key not in streams.captured:
             with self._lock:
-                line = self.hosts.launch(launch.device.index)
-                stream = self._stream(launch.device.index, launch.stream)
-                queued = self._free_from([stream])
-                self.groups.arrive(about, launch.op, launch.device.index, max(line.time, queued))
+                moment = max(self.hosts.launch(key[0]).time, self._free_from([key]))
+                self.groups.arrive(about, launch.op, key[0], moment)
                 if is_in_backward():
-                    self._unawaited.setdefault(world.rank_number(), []).append((about, stream))
+                    self._unawaited.setdefault(world.rank_number(), []).append((about, key))
 
     def times_of(self, launch: Launch, result: Any, begin: float) -> tuple[float, float]:
         index, about = launch.device.index, launch.about
-        now = self._line().time
+        now = self.hosts.line().time
         if not self._is_here(index):
             return now, now
         if (index, launch.stream) in streams.captured:  # recorded, and run by replays
-            return (now, now) if launch.kind == "memory" else self._captured(index)
+            now = now if launch.kind == "memory" else self.hosts.launch(index).time
+            return now, now
         if isinstance(about, Collective):
             return self.groups.times(about) or (now, now)
         with self._lock:
@@ -264,14 +232,13 @@ class Machine(Instrument, Clock):
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         if isinstance(awaited, torch.device):
-            self._line().wait(self.groups.end_on(awaited.index))
+            self.hosts.line().wait(self.groups.end_on(awaited.index))
 
     def _kernel(self, launch: Launch, result: Any) -> Span:
         index, op = launch.device.index, launch.kernel.op
-        stream = self._stream(index, launch.stream)
+        stream: Stream = index, launch.stream
         if launch.kind == "memory":
-            now = self._line(index).time
-            self.replays.skip(_node(launch))
+            now = self.hosts.line(index).time
             return Span(launch.op, "kernel", (stream,), now, now, now)
         line, begin, on = self._queue(launch, [stream])
         seconds = self.gap + self.durations[index].of(op, launch.args, launch.kwargs, result)
@@ -288,9 +255,9 @@ class Machine(Instrument, Clock):
         route = self.topology.route(source, target)
         if route is None:  # to or from a device that has come since
             return None
-        occupied = [self._stream(index, launch.stream)]
+        occupied: list[Stream] = [(index, launch.stream)]
         if isinstance(source, int) and isinstance(target, int):
-            occupied.append(self._stream(target, streams.current_stream_id(target)))
+            occupied.append((target, streams.current_stream_id(target)))
         line, ready, on = self._queue(launch, occupied)
         moved = _bytes_moved(launch, result)
         begin = max(ready, self.timelines.links_free_from(route))
@@ -305,10 +272,6 @@ class Machine(Instrument, Clock):
             line.wait(end)
         return span
 
-    def _captured(self, index: int) -> tuple[float, float]:
-        line = self.hosts.launch(index)
-        return line.time, line.time
-
     def _queue(
         self, launch: Launch, occupied: Sequence[Stream]
     ) -> tuple[Line, float, tuple[Stream, ...]]:
@@ -320,14 +283,16 @@ class Machine(Instrument, Clock):
         if node is None:
             line = self.hosts.launch(index)
             return line, max(line.time, self._free_from(occupied)), tuple(occupied)
-        if self.replays.begins(node):
-            line = self.hosts.launch(index)
-            self.replays.begin(node, max(line.time, self._free_from(occupied)))
+        thread = threading.get_ident()
+        replay = self._replays.get(thread)
+        if replay is None or replay.graph is not node.graph or node.number <= replay.last:
+            moment = max(self.hosts.launch(index).time, self._free_from(occupied))
+            replay = self._replays[thread] = _Replay(node.graph, moment)
         own, *others = occupied
-        ready = max(self.replays.ready(node), self._free_from(others) if others else 0.0)
+        ready = max(replay.ready(node), self._free_from(others))
         if node.branch:
             own = index, f"branch {node.branch} of a graph"
-        return self._line(index), ready, (own, *others)
+        return self.hosts.line(index), ready, (own, *others)
 
     def _add(self, span: Span, launch: Launch) -> Span:
         self.timelines.add(span)
@@ -335,14 +300,11 @@ class Machine(Instrument, Clock):
             self._stay_busy(stream, span.end)
         node = _node(launch)
         if node is not None:  # the stream of a replay is busy until all has ended
-            self.replays.ended(node, span.end)
-            self._stay_busy(self._stream(launch.device.index, launch.stream), span.end)
+            self._replays[threading.get_ident()].ended(node, span.end)
+            self._stay_busy((launch.device.index, launch.stream), span.end)
         return span
 
     # Where things are.
-
-    def _line(self, device: int | None = None) -> Line:
-        return self.hosts.line(device)
 
     def _free_from(self, occupied: Sequence[Stream]) -> float:
         """When the last of these streams is free: work, waits and sleep count."""
@@ -364,10 +326,6 @@ class Machine(Instrument, Clock):
 
     def _place(self, device: torch.device, index: int) -> Place:
         return self.topology.host_of(index) if device.type == "cpu" else device.index
-
-    @staticmethod
-    def _stream(index: int, number: int) -> Stream:
-        return index, number
 
 
 def _node(launch: Launch) -> Node | None:

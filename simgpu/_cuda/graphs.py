@@ -24,7 +24,6 @@ from simgpu._core.operators import (
     clone,
     copy_,
     has_masks,
-    only_allocates,
     set_storage,
     tensors_in,
     waits_for_values,
@@ -265,7 +264,7 @@ class Recording(Capture):
             if self._memory.find(tensor) is None:
                 self._memory.add(tensor)
             outputs.append(self._memory.own(tensor))
-        if not only_allocates(launch.kernel.op):
+        if launch.kind != "memory":
             branch, clock = list(self.order.clocks).index(queue), self.order.clock(queue)
             self._graph.append(launch, self._memory, outputs, branch, self._last_nodes(clock))
             done = clock[queue], self._graph.nodes - 1
