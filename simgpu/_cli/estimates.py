@@ -133,7 +133,7 @@ class ClockUntilExit:
 
 def scaling_table(estimates: Mapping[int, Mapping[str, Any]]) -> str:
     """The estimated time of a step, or of the whole program, by number of devices."""
-    from simgpu._clock.summary import duration
+    from simgpu._clock.estimate import duration
 
     good = {n: each for n, each in estimates.items() if "failed" not in each}
     by_step = bool(good) and all(each["step"] is not None for each in good.values())

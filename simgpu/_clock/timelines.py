@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 
@@ -26,32 +26,25 @@ from simgpu._core import world
 class Line:
     """The time of one thread, and where it jumped: because it waited, or followed another line."""
 
-    __slots__ = ("_jumps", "_times", "name", "time")
+    __slots__ = ("_jumps", "name", "time")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.time = 0.0
-        self._times: list[float] = []
         self._jumps: list[tuple[float, Line | None, float]] = []
 
-    def follow(self, other: Line, moment: float, since: float | None = None) -> None:
-        """Go on at `moment` if that is later, as `other` does: from there on, or from `since`."""
-        if moment > self.time:
-            self._jump(moment, other, moment if since is None else since)
+    def wait(self, moment: float, other: Line | None = None, since: float | None = None) -> None:
+        """Go on at `moment` if that is later: when some work on a device ended.
 
-    def wait(self, moment: float) -> None:
-        """Go on at `moment` if that is later: when some work on a device ended."""
+        Or when `other` goes on: from there on, or from `since`.
+        """
         if moment > self.time:
-            self._jump(moment, None, moment)
-
-    def _jump(self, moment: float, other: Line | None, at: float) -> None:
-        self._times.append(moment)
-        self._jumps.append((moment, other, at))
-        self.time = moment
+            self._jumps.append((moment, other, moment if since is None else since))
+            self.time = moment
 
     def last_jump(self, moment: float) -> tuple[float, Line | None, float] | None:
         """The last jump until `moment`: when it was, the line that was followed, and its time."""
-        number = bisect.bisect_right(self._times, moment)
+        number = bisect_right(self._jumps, moment, key=lambda jump: jump[0])
         return self._jumps[number - 1] if number else None
 
 
@@ -62,39 +55,32 @@ class _Process:
         self.main = Line(name)
         self._cost = cost
         self._helpers: dict[int, Line] = {}
-        self._active: set[int] = set()
+        self.active: set[int] = set()
+        """The devices for which threads have launched, since the main one went on last."""
+        self.under_lock = 0
+        """How many launches those of Python have made: they hold its lock meanwhile."""
         self._forked_at = 0.0
-        self._under_lock = 0
 
     def helper(self, device: int) -> Line:
         """The thread that launches for a device, beside the main one."""
-        if not self._active:
+        if not self.active:
             self._forked_at = self.main.time
         line = self._helpers.get(device)
         if line is None:
             line = self._helpers[device] = Line(f"{self.main.name}, device {device}")
-        self._active.add(device)
-        line.follow(self.main, self.main.time)
+        self.active.add(device)
+        line.wait(self.main.time, self.main)
         return line
-
-    def launched_in_turns(self) -> None:
-        """One more launch of a thread that holds Python's lock."""
-        self._under_lock += 1
-
-    @property
-    def has_helpers(self) -> bool:
-        """Whether threads have launched something beside the main one, since it went on last."""
-        return bool(self._active)
 
     def rejoin(self) -> None:
         """Make the main thread wait for its helpers."""
         main = self.main
-        in_turns = self._forked_at + self._under_lock * self._cost
-        for device in sorted(self._active):
-            main.follow(self._helpers[device], self._helpers[device].time)
-        main.follow(main, in_turns, since=self._forked_at)
-        self._active.clear()
-        self._under_lock = 0
+        in_turns = self._forked_at + self.under_lock * self._cost
+        for device in sorted(self.active):
+            main.wait(self._helpers[device].time, self._helpers[device])
+        main.wait(in_turns, main, since=self._forked_at)
+        self.active.clear()
+        self.under_lock = 0
 
     def __iter__(self) -> Iterator[Line]:
         yield self.main
@@ -119,7 +105,7 @@ class Hosts:
         process = self._process()
         in_backward = is_in_backward()
         if not in_backward and self._is_main():
-            if process.has_helpers:
+            if process.active:
                 process.rejoin()
                 self._rejoined(world.rank_number())
             return process.main
@@ -131,7 +117,7 @@ class Hosts:
         line = self.line(device)
         line.time += self.cost
         if not is_in_backward() and not self._is_main():
-            self._process().launched_in_turns()
+            self._process().under_lock += 1
         return line
 
     def hand_over(self, source: int, target: int) -> None:
@@ -139,26 +125,24 @@ class Hosts:
         if is_in_backward():
             process = self._process()
             giver = process.helper(source)
-            process.helper(target).follow(giver, giver.time)
+            process.helper(target).wait(giver.time, giver)
 
     def last(self) -> Line:
         """The line that has come the furthest."""
-        lines = [line for _, each in sorted(self._processes.items(), key=_rank) for line in each]
+        ranks = sorted(self._processes, key=lambda rank: -1 if rank is None else rank)
+        lines = (line for rank in ranks for line in self._processes[rank])
         return max(lines, key=lambda line: line.time, default=Line("host"))
 
     def _process(self) -> _Process:
-        process = self._processes.get(world.rank_number())
+        rank = world.rank_number()
+        process = self._processes.get(rank)
         if process is None:
-            name = "host" if world.rank_number() is None else f"host of rank {world.rank_number()}"
-            process = self._processes.setdefault(world.rank_number(), _Process(name, self.cost))
+            name = "host" if rank is None else f"host of rank {rank}"
+            process = self._processes.setdefault(rank, _Process(name, self.cost))
         return process
 
     def _is_main(self) -> bool:
         return world.rank_number() is not None or threading.get_ident() == self._thread
-
-
-def _rank(item: tuple[int | None, _Process]) -> int:
-    return -1 if item[0] is None else item[0]
 
 
 def is_in_backward() -> bool:
@@ -226,17 +210,10 @@ class Timelines(dict[Stream, list[Span]]):
 
     def ending_at(self, moment: float, first: Sequence[Stream] = ()) -> Span | None:
         """The work that ended at `moment`: on one of the streams `first`, or else on any."""
-        for stream in (*first, *sorted(self, key=_order)):
+        others = sorted(self, key=lambda stream: (stream[0], str(stream[1])))
+        for stream in (*first, *others):
             spans = self.get(stream, ())
-            number = bisect_left(spans, moment, key=_end)
+            number = bisect_left(spans, moment, key=attrgetter("end"))
             if number < len(spans) and spans[number].end == moment:
                 return spans[number]
         return None
-
-
-def _end(span: Span) -> float:
-    return span.end
-
-
-def _order(stream: Stream) -> tuple[int, str]:
-    return stream[0], str(stream[1])

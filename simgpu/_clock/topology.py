@@ -7,6 +7,7 @@ these the one with the most bandwidth; devices pass nothing on.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -166,17 +167,12 @@ class Topology:
         return self._hosts[device]
 
     def _nearest_host(self, device: int) -> str:
-        for place in (f"{HOST} {number}" for number in range(len(self.links))):
-            if any(place in ends for ends in self._ends):
-                route = self.route(device, place)
-                if route is not None and all(self._is_local(number) for number, _ in route.hops):
-                    return place
-            else:
-                break
+        names = (f"{HOST} {number}" for number in itertools.count())
+        for place in itertools.takewhile(lambda name: any(name in e for e in self._ends), names):
+            route = self.route(device, place)
+            if route is not None and all(NETWORK not in self._ends[n] for n, _ in route.hops):
+                return place
         return HOST
-
-    def _is_local(self, number: int) -> bool:
-        return NETWORK not in self._ends[number]
 
 
 def _named(place: Place) -> str:
