@@ -48,58 +48,61 @@ def _aminmax(_: _Args, kwargs: Mapping[str, Any]) -> str:
 
 # By the name of the CPU's kernel, with "cuda" in place of "cpu".
 _NAMES: dict[str, _Name] = {
+    **{
+        name: f"{name}_cuda"
+        for name in (
+            *("adaptive_avg_pool2d", "adaptive_max_pool2d", "cdist", "cross", "digamma", "exp2"),
+            *("fused_adam_kernel", "fused_sgd_kernel", "max_all", "min_all", "pdist", "polygamma"),
+            *("pow", "replication_pad1d", "replication_pad2d", "replication_pad3d", "trigamma"),
+            *("tril_indices", "triu_indices"),
+        )
+    },
+    **{
+        f"{name}_out_cuda": f"{name}_cuda" for name in ("cumprod", "cumsum", "logcumsumexp", "prod")
+    },
+    **{f"{name}_cuda_out": f"{name}_cuda" for name in ("addcdiv", "addcmul")},
+    **{
+        f"{log}softmax_{last}kernel_impl": "host_softmax"
+        for log in ("", "log_")
+        for last in ("", "lastdim_")
+    },
+    **dict.fromkeys(("ge_cuda", "gt_cuda", "le_cuda", "lt_cuda"), "compare_cuda"),
+    **dict.fromkeys(("clamp_max_scalar_cuda", "clamp_min_scalar_cuda"), "clamp_scalar_cuda"),
+    **dict.fromkeys(("lerp_kernel_scalar", "lerp_kernel_tensor"), "lerp_cuda"),
+    **dict.fromkeys(("cholesky_inverse_out_cuda", "cholesky_solve_cuda"), "cholesky_cuda_potrs"),
+    **dict.fromkeys(("median_out", "median_cuda"), "median_out_impl"),
+    **dict.fromkeys(("tril", "triu"), "triu_tril_cuda_template"),
+    **{
+        f"scatter_gather_tensor_cuda{reduce}": "cuda_scatter_gather_base_kernel_func"
+        for reduce in ("", "_reduce_amax", "_reduce_amin", "_reduce_mean", "_reduce_prod")
+    },
     "GeluKernelImpl": "GeluCUDAKernelImpl",
     "_segment_reduce_cuda": "segment_reduce_cuda",
-    "adaptive_avg_pool2d": "adaptive_avg_pool2d_cuda",
-    "adaptive_max_pool2d": "adaptive_max_pool2d_cuda",
     "add_stub": "ufunc_add_CUDA",
-    "addcdiv_cuda_out": "addcdiv_cuda",
-    "addcmul_cuda_out": "addcmul_cuda",
     "avg_pool3d_out_frame": "avg_pool3d_out_cuda",
     "batch_norm": _batch_norm,
     "binary_cross_entropy": "binary_cross_entropy_out_cuda",
     "bmm": "baddbmm_cuda",
-    "cdist": "cdist_cuda",
     "cholesky_cuda": "cholesky_cusolver",
-    "cholesky_inverse_out_cuda": "cholesky_cuda_potrs",
-    "cholesky_solve_cuda": "cholesky_cuda_potrs",
-    "clamp_max_scalar_cuda": "clamp_scalar_cuda",
-    "clamp_min_scalar_cuda": "clamp_scalar_cuda",
-    "cross": "cross_cuda",
-    "cumprod_out_cuda": "cumprod_cuda",
-    "cumsum_out_cuda": "cumsum_cuda",
-    "digamma": "digamma_cuda",
     "dirichlet": "gamma_cuda",
-    "exp2": "exp2_cuda",
     "fake_quantize_tensor_cachemask_kernel_type_handling": (
         "fake_quantize_tensor_cachemask_kernel_types"
     ),
     "fractional_max_pool2d_out_frame": "fractional_max_pool2d_out_cuda_frame",
-    **dict.fromkeys(("fused_adagrad_kernel", "fused_adam_kernel"), "fused_adam_kernel_cuda"),
-    "fused_sgd_kernel": "fused_sgd_kernel_cuda",
-    **dict.fromkeys(("ge_cuda", "gt_cuda", "le_cuda", "lt_cuda"), "compare_cuda"),
+    "fused_adagrad_kernel": "fused_adam_kernel_cuda",
     "grid_sampler3d_cuda": "grid_sampler_3d_cuda",
     "grid_sampler_2d_cuda_kernel_impl": "grid_sampler_2d_cuda",
     "index_func_": "index_reduce",
     "index_reduce_func_exclude_input_init": "index_reduce_func_cuda_exclude_input_init",
     "ldl_factor_kernel_cuda": "ldl_factor_looped_cusolver",
-    "lerp_kernel_scalar": "lerp_cuda",
-    "lerp_kernel_tensor": "lerp_cuda",
     "linalg_svd_cuda": "svd_cuda_gesvdjBatched",
     "log_sigmoid_cuda": "log_sigmoid_forward_cuda",
-    "log_softmax_kernel_impl": "host_softmax",
-    "log_softmax_lastdim_kernel_impl": "host_softmax",
-    "logcumsumexp_out_cuda": "logcumsumexp_cuda",
     "lu_cuda": _lu,
     "masked_fill": "masked_fill_",
     "masked_scatter": "masked_scatter_",
-    "max_all": "max_all_cuda",
     "max_unpool2d": "max_unpooling2d_forward_kernel",
     "max_unpool3d": "max_unpooling3d_forward_kernel",
     "maximum_cuda": "max_elementwise_cuda",
-    "median_out": "median_out_impl",
-    "median_cuda": "median_out_impl",
-    "min_all": "min_all_cuda",
     "minimum_cuda": "min_elementwise_cuda",
     "mode_cuda": "cuda_mode",
     "mul_cuda_reduced_float": "mul_cuda",
@@ -108,32 +111,14 @@ _NAMES: dict[str, _Name] = {
     "nll_loss2d_forward_out_frame": _nll_loss2d,
     "nll_loss_out_frame": _nll_loss,
     "ormqr_cuda": "orgmr_cuda",
-    "pdist": "pdist_cuda",
-    "polygamma": "polygamma_cuda",
-    "pow": "pow_cuda",
-    "prod_out_cuda": "prod_cuda",
     "randperm": "arange_cuda",
     "reflection_pad1d": "reflection_pad1d_out",
     "reflection_pad2d": "reflection_pad2d_out_template",
     "reflection_pad3d": "reflection_pad3d_out_cuda",
-    "replication_pad1d": "replication_pad1d_cuda",
-    "replication_pad2d": "replication_pad2d_cuda",
-    "replication_pad3d": "replication_pad3d_cuda",
     "scatter_gather_scalar_cuda": "cuda_scatter_fill_base_kernel_func",
-    **{
-        f"scatter_gather_tensor_cuda{reduce}": "cuda_scatter_gather_base_kernel_func"
-        for reduce in ("", "_reduce_amax", "_reduce_amin", "_reduce_mean", "_reduce_prod")
-    },
     "sigmoid_cuda_reduced_float": "sigmoid_cuda",
-    "softmax_kernel_impl": "host_softmax",
-    "softmax_lastdim_kernel_impl": "host_softmax",
     "sorting_kernel_method_name": "sortKeyValueInplace",
     "take_put_cuda": "put_cuda",
-    "tril": "triu_tril_cuda_template",
-    "tril_indices": "tril_indices_cuda",
-    "trigamma": "trigamma_cuda",
-    "triu": "triu_tril_cuda_template",
-    "triu_indices": "triu_indices_cuda",
     "upsample_nearest2d_channels_last": "upsample_nearest2d_out_frame",
 }
 # The same of one operator.
