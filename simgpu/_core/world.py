@@ -31,7 +31,7 @@ from simgpu._core.hooks import Instrument, Launch, hooks
 from simgpu._util import naming, thread_rows
 from simgpu._util.frames import current_frames, is_own, module_of
 from simgpu._util.naming import DEVICE_TYPE, plural
-from simgpu._util.thread_rows import ACCELERATOR, CURRENT_DEVICE
+from simgpu._util.thread_rows import ACCELERATOR, CUDA, CURRENT_DEVICE, NEITHER, SIMULATED
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 # What callers name a device by; None is the current one.
@@ -399,9 +399,6 @@ def synchronize(index: int) -> None:
 # is the simulated devices; but a backward pass or a call of torch.nn.parallel that is about GPUs
 # has CUDA for its accelerator within a block, too (`taken`). On a build without CUDA, or where C++
 # cannot be answered (`simgpu._native.accelerator_choice`), all of this costs a look at a boolean.
-
-# What a thread's row says, for `simgpu._native.accelerator_choice`: nothing, or which it is.
-NEITHER, CUDA, SIMULATED = 0, 1, 2
 
 _cuda_is_there = False
 

@@ -8,5 +8,5 @@ pinned          pinned host memory
 How many bytes a device has is counted in `simgpu._core.device`; only `simgpu._native` reads and
 writes addresses; `torch.simgpu.memory_allocated` and the like are in `_backend/namespace`.
 
-May import: `_core`, `_native`, `errors`, `torch`.
+May import: `_core`, `_native`, `_util`, `errors`, `torch`.
 """

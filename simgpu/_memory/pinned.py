@@ -18,9 +18,9 @@ import torch
 from simgpu._core import world
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import copy_, empty_strided
-from simgpu._core.world import CUDA
 from simgpu._memory.storages import known_state, state_of
 from simgpu._native.vtables import allocator
+from simgpu._util.thread_rows import CUDA
 
 # A key that has no kernel of its own has the one that PyTorch has for any backend.
 _STOCK_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)

@@ -16,32 +16,27 @@ On a build without CUDA nothing is done.
 from __future__ import annotations
 
 import ctypes
-import struct
 from typing import Any
 
 import torch
 
 from simgpu._native import vtables
-from simgpu._native.guard_code import ThreadKey, executable
+from simgpu._native.guard_code import ROW, ThreadKey, assemble, executable
 from simgpu._native.memory import library
+from simgpu._util.thread_rows import CUDA, NEITHER, SIMULATED
 
 _CALLER = "torch_cpu"
 _IS_REGISTERED = "_ZN3c1033is_privateuse1_backend_registeredEv"
 _IS_ACCELERATOR = "_ZN2at11accelerator13isAcceleratorEN3c1010DeviceTypeE"
 
-# What a thread's row says: nothing, that CUDA is the accelerator, that simulated devices are.
-NEITHER, CUDA, SIMULATED = 0, 1, 2
-
-# mov edi, KEY; mov rax, pthread_getspecific; call rax: the address of the row, or 0, in rax.
-_ROW = "bf {key} 48b8 {get} ffd0"
 _CODE = {
     # Half of what the row says, if it says something. Otherwise 0, where there are no simulated
     # devices or the thread's name begins with that of the engine's threads; and else 1.
-    _IS_REGISTERED: f"f30f1efa 4883ec18 {_ROW} 4885c0 740c 488b80 {{word}} 4885c0 7540 48b8"
+    _IS_REGISTERED: f"f30f1efa 4883ec18 {ROW} 4885c0 740c 488b80 {{word}} 4885c0 7540 48b8"
     "{there} 48833800 7437 48c7042400000000 bf10000000 4889e6 b89d000000 0f05 48b8 {name}"
     "48390424 0f95c0 0fb6c0 4883c418 c3 d1e8 4883c418 c3 31c0 4883c418 c3",
     # For simulated devices, 0 where the row says that CUDA is it; otherwise PyTorch's own answer.
-    _IS_ACCELERATOR: f"f30f1efa 4080ff14 7525 57 {_ROW} 5f 4885c0 740d 4883b8 {{word}} 01 7503"
+    _IS_ACCELERATOR: f"f30f1efa 4080ff14 7525 57 {ROW} 5f 4885c0 740d 4883b8 {{word}} 01 7503"
     "31c0 c3 48b8 {stock} ffe0",
 }
 _ENGINE = b"pt_autog"  # "pt_autograd_0" is the thread for the first GPU
@@ -51,16 +46,14 @@ _replaced: list[str] = []
 
 
 def _instructions(function: str, key: ThreadKey, word: int, stock: int) -> bytes:
-    values = {
-        "key": struct.pack("<I", key.number),
-        "get": struct.pack("<Q", key.getter),
-        "word": struct.pack("<I", 8 * word),
-        "there": struct.pack("<Q", ctypes.addressof(_devices_exist)),
-        "name": _ENGINE,
-        "stock": struct.pack("<Q", stock),
-    }
-    return bytes.fromhex(
-        _CODE[function].format(**{name: value.hex() for name, value in values.items()})
+    return assemble(
+        _CODE[function],
+        key=("I", key.number),
+        get=("Q", key.getter),
+        word=("I", 8 * word),
+        there=("Q", ctypes.addressof(_devices_exist)),
+        name=("Q", int.from_bytes(_ENGINE, "little")),
+        stock=("Q", stock),
     )
 
 

@@ -20,7 +20,7 @@ import platform
 import re
 import struct
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,42 +122,9 @@ def builtin_of(code: bytes, data: bytes) -> Any:
 _FIRST_DEVICE = bytes.fromhex("f30f1efa b814000000 31d2 c3")
 # A bool: endbr64; mov eax, 1; ret
 _YES = bytes.fromhex("f30f1efa b801000000 c3")
-
-
-@dataclass(frozen=True)
-class VtablePatch:
-    """Virtual functions of one C++ object that ask Python, and the code that answers instead.
-
-    `first` are the functions with which the class begins in its header of PyTorch's, where `~`
-    means the two entries of a destructor.
-    """
-
-    header: str
-    first: tuple[str, ...]
-    replaced: tuple[str, ...]
-    code: bytes
-    answer: int
-
-
-_GUARD = VtablePatch(
-    header="c10/core/impl/DeviceGuardImplInterface.h",
-    first=(
-        *("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice"),
-        *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
-        "exchangeStream",
-    ),
-    # All that ask Python but getDevice, which says what the current device is (`vtables`); of
-    # these, the code for threads has better ones for those that depend on the calling thread.
-    replaced=("type", "exchangeDevice", "getStream", "getNewStream", "exchangeStream"),
-    code=_FIRST_DEVICE,
-    answer=PRIVATE_USE_1,
-)
-_HOOKS = VtablePatch(
-    header="ATen/detail/AcceleratorHooksInterface.h",
-    first=("~", "~", "isBuilt", "isAvailable", "hasPrimaryContext"),
-    replaced=("hasPrimaryContext",),
-    code=_YES,
-    answer=1,
+_GUARD, _HOOKS = (
+    "c10/core/impl/DeviceGuardImplInterface.h",
+    "ATen/detail/AcceleratorHooksInterface.h",
 )
 
 
@@ -172,42 +139,45 @@ def virtual_functions(header: str) -> list[str]:
     return [entry for tilde, name in names for entry in (["~", "~"] if tilde else [name])]
 
 
-class Replacement:
-    """One virtual function that has become code of ours."""
-
-    def __init__(self, table: Table, position: int, code: Any) -> None:
-        self._replace = functools.partial(table.replace, position, code)
-        self._put_back = self._replace()
-
-    def use(self, ours: bool = True) -> None:
-        """Answer without Python, or by it again."""
-        if ours:
-            self._put_back = self._replace()
-        else:
-            self._put_back()
-
-
-# What was replaced, and what could not be.
+# What was replaced: what replaces it again, and what restores it.
+Replacement = tuple[Callable[[], object], Callable[[], None]]
 constant_replacements: list[Replacement] = []
-_left: list[VtablePatch] = []
+guard_replacements: list[Replacement] = []
+_left: list[str] = []  # headers whose functions are not as expected
 
 
-def _replace(table: Table, patch: VtablePatch) -> None:
-    in_order = tuple(virtual_functions(patch.header)[: len(patch.first)]) == patch.first
-    code = function_of(patch.code, patch.answer) if in_order else None
-    if code is None:
-        _left.append(patch)
+def _replace(table: Table, position: int, code: Any, replacements: list[Replacement]) -> None:
+    replace = functools.partial(table.replace, position, code)
+    replacements.append((replace, replace()))
+
+
+def _answer(
+    table: Table, header: str, first: Sequence[str], names: Sequence[str], code: bytes, answer: int
+) -> None:
+    """Answer the virtual functions `names` of an object by code that returns `answer`.
+
+    `first` are the functions with which the class begins in its header of PyTorch's, where `~`
+    means the two entries of a destructor.
+    """
+    in_order = virtual_functions(header)[: len(first)] == [*first]
+    function = function_of(code, answer) if in_order else None
+    if function is None:
+        _left.append(header)
         return
-    for name in patch.replaced:
-        position = patch.first.index(name)
+    for name in names:
+        position = first.index(name)
         if not table.is_replaced(position):  # by what knows the calling thread
-            constant_replacements.append(Replacement(table, position, code))
+            _replace(table, position, function, constant_replacements)
 
 
 def install_constants(guard: Table, hooks: Table) -> None:
     """Replace what asks Python, if everything is as expected."""
-    _replace(guard, _GUARD)
-    _replace(hooks, _HOOKS)
+    # All that ask Python but getDevice, which says what the current device is (`vtables`); of
+    # these, the code for threads has better ones for those that depend on the calling thread.
+    names = ("type", "exchangeDevice", "getStream", "getNewStream", "exchangeStream")
+    _answer(guard, _GUARD, _ORDER[:10], names, _FIRST_DEVICE, PRIVATE_USE_1)
+    first = ("~", "~", "isBuilt", "isAvailable", "hasPrimaryContext")
+    _answer(hooks, _HOOKS, first, ("hasPrimaryContext",), _YES, 1)
 
 
 def constants_are_active() -> bool:
@@ -215,8 +185,7 @@ def constants_are_active() -> bool:
     return bool(constant_replacements) and not _left
 
 
-# Functions of a guard, in their order, by c10/core/impl/DeviceGuardImplInterface.h. A release may
-# lack one that is not replaced here.
+# Functions of a guard, in their order. A release may lack one that is not replaced here.
 _ORDER = (
     *("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice"),
     *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
@@ -226,7 +195,7 @@ _ORDER = (
 )
 
 # mov edi, KEY; mov rax, pthread_getspecific; call rax: the address of the row, or 0, in rax.
-_ROW = "bf {key} 48b8 {get} ffd0"
+ROW = "bf {key} 48b8 {get} ffd0"
 # With r12 the address of a stream, rcx an event or an address, r8 what it is and rax the row: if
 # the row names a log, count there, and if there is room, append the four. Then return.
 _APPEND = (
@@ -236,28 +205,26 @@ _APPEND = (
 _ENTER = "f30f1efa 53 4154 4155 4889f3 4989d4"  # endbr64; save rbx, r12, r13; keep two arguments
 _CODE = {
     # The row's device becomes the argument's, unless that has no index; the former one in ax.
-    "exchangeDevice": f"f30f1efa 53 89f3 {_ROW} 31d2 4885c0 740d 488b10 0fbecf 85c9 7803 488908"
+    "exchangeDevice": f"f30f1efa 53 89f3 {ROW} 31d2 4885c0 740d 488b10 0fbecf 85c9 7803 488908"
     "88d7 0fb7c3 5b c3",
     # The row's stream of the argument's device, in ax and rdx.
-    "getStream": f"f30f1efa 53 89f3 {_ROW} 31d2 4885c0 7410 0fbecf 85c9 7904 8b08 88cf 488b54c8"
+    "getStream": f"f30f1efa 53 89f3 {ROW} 31d2 4885c0 7410 0fbecf 85c9 7904 8b08 88cf 488b54c8"
     "{streams} 0fb7c3 5b c3",
     "getDefaultStream": "f30f1efa 0fb7c6 31d2 c3",
     # The argument becomes the row's stream of its device; the former one in ax and rdx.
-    "exchangeStream": f"f30f1efa 53 4154 4883ec08 89f3 4989d4 {_ROW} 31d2 4885c0 740e 0fbecf"
+    "exchangeStream": f"f30f1efa 53 4154 4883ec08 89f3 4989d4 {ROW} 31d2 4885c0 740e 0fbecf"
     "488d44c8{streams} 488b10 4c8920 0fb7c3 4883c408 415c 5b c3",
     # A new event first gets the next number, atomically.
-    "record": f"{_ENTER} {_ROW} 488b0b 4885c9 7517 b901000000 48ba {{events}} f0480fc10a 48890b"
+    "record": f"{_ENTER} {ROW} 488b0b 4885c9 7517 b901000000 48ba {{events}} f0480fc10a 48890b"
     f"41b8{{recorded}} {_APPEND}",
-    "block": f"{_ENTER} {_ROW} 4889d9 41b8{{waits}} {_APPEND}",
-    "recordDataPtrOnStream": f"{_ENTER} {_ROW} 488b0b 41b8{{uses}} {_APPEND}",
+    "block": f"{_ENTER} {ROW} 4889d9 41b8{{waits}} {_APPEND}",
+    "recordDataPtrOnStream": f"{_ENTER} {ROW} 488b0b 41b8{{uses}} {_APPEND}",
     "deviceCount": "f30f1efa 48b8 {count} 0fbe00 c3",
 }
 _CODE["setDevice"] = _CODE["uncheckedSetDevice"] = _CODE["exchangeDevice"]
 
 _events = ctypes.c_int64(1)  # the number of the next new event
 _device_count = ctypes.c_int64(1)
-
-guard_replacements: list[Replacement] = []
 
 
 class _Stream(ctypes.Structure):
@@ -280,20 +247,25 @@ class ThreadKey:
         self.set = functools.partial(pthreads.pthread_setspecific, self.number)
 
 
+def assemble(code: str, **values: tuple[str, int]) -> bytes:
+    """Instructions in hexadecimal digits, with numbers for names: each a format and a value."""
+    packed = {name: struct.pack(f"<{form}", value) for name, (form, value) in values.items()}
+    return bytes.fromhex(code.format(**{name: value.hex() for name, value in packed.items()}))
+
+
 def _instructions(name: str, key: ThreadKey) -> bytes:
     """The instructions of one function, for this process."""
-    return bytes.fromhex(
-        _CODE[name].format(
-            key=struct.pack("<I", key.number).hex(),
-            get=struct.pack("<Q", key.getter).hex(),
-            events=struct.pack("<Q", ctypes.addressof(_events)).hex(),
-            count=struct.pack("<Q", ctypes.addressof(_device_count)).hex(),
-            log=struct.pack("<B", 8 * LOG).hex(),
-            streams=struct.pack("<B", 8 * STREAMS).hex(),
-            recorded=struct.pack("<I", RECORDED).hex(),
-            waits=struct.pack("<I", WAITS).hex(),
-            uses=struct.pack("<I", USES).hex(),
-        )
+    return assemble(
+        _CODE[name],
+        key=("I", key.number),
+        get=("Q", key.getter),
+        events=("Q", ctypes.addressof(_events)),
+        count=("Q", ctypes.addressof(_device_count)),
+        log=("B", 8 * LOG),
+        streams=("B", 8 * STREAMS),
+        recorded=("I", RECORDED),
+        waits=("I", WAITS),
+        uses=("I", USES),
     )
 
 
@@ -335,8 +307,7 @@ def install_guard(guard: Table) -> ThreadKey | None:
     """
     if not is_possible_here() or sys.byteorder != "little":
         return None
-    header = "c10/core/impl/DeviceGuardImplInterface.h"
-    places = _places(virtual_functions(header))
+    places = _places(virtual_functions(_GUARD))
     if places is None:
         return None
     key = ThreadKey()
@@ -344,7 +315,7 @@ def install_guard(guard: Table) -> ThreadKey | None:
     if None in code.values() or not _answers_as_it_should(code, key):
         return None
     for name, function in code.items():
-        guard_replacements.append(Replacement(guard, places[name], function))
+        _replace(guard, places[name], function, guard_replacements)
     return key
 
 

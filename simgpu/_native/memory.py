@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -30,15 +32,27 @@ def can_read(address: int, nbytes: int) -> bool:
     """
     if address <= 0 or address % WORD or not 0 < nbytes <= 4096:
         return False
-    write = ctypes.CDLL(None).write
-    write.restype = ctypes.c_ssize_t
-    write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
-    reader, writer = os.pipe()
+    with pipe() as (_, writer):
+        return moves("write", writer, address, nbytes)
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    """The ends of a pipe, to read from and to write to."""
+    ends = os.pipe()
     try:
-        return bool(write(writer, address, nbytes) == nbytes)
+        yield ends
     finally:
-        os.close(reader)
-        os.close(writer)
+        for end in ends:
+            os.close(end)
+
+
+def moves(function: str, end: int, address: int, nbytes: int) -> bool:
+    """Whether the C function `read` or `write` moves all of these bytes from or to a pipe."""
+    call = getattr(ctypes.CDLL(None), function)
+    call.restype = ctypes.c_ssize_t
+    call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+    return bool(call(end, address, nbytes) == nbytes)
 
 
 # Find functions and variables of libraries of PyTorch, such as libc10, by their C++ names.

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from simgpu._native.memory import WORD, can_read, device_bits, library, words
+from simgpu._native.memory import WORD, can_read, device_bits, library, moves, pipe, words
 from simgpu._util.naming import DEVICE_TYPE, MAX_DEVICES, PRIVATE_USE_1
 
 # At least as many functions as such an object has; what follows them is copied too.
@@ -254,26 +254,16 @@ def _can_write(address: int) -> bool:
     """Whether the word at `address` may be written: the kernel writes there what it has already."""
     if not can_read(address, WORD):
         return False
-    read = ctypes.CDLL(None).read
-    read.restype = ctypes.c_ssize_t
-    read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
-    reader, writer = os.pipe()
-    try:
+    with pipe() as (reader, writer):
         os.write(writer, words[address >> 3].to_bytes(WORD, "little", signed=True))
-        return bool(read(reader, address, WORD) == WORD)
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-_kept_calls: list[Any] = []  # what C++ calls may never be freed
+        return moves("read", reader, address, WORD)
 
 
 def replace(slot: int, function: Any) -> None:
     """Make the library of this slot call `function` instead, until the process ends."""
     atexit.register(words.__setitem__, slot >> 3, words[slot >> 3])
     words[slot >> 3] = ctypes.addressof(function)
-    _kept_calls.append(function)
+    _kept[id(function)] = function
 
 
 # Find the C++ objects behind our device guard and hooks, and make the guard answer for CUDA too.

@@ -12,7 +12,7 @@ import torch
 
 from simgpu._core import world
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
-from simgpu._core.world import CUDA, kind_of, may_be_cuda
+from simgpu._core.world import kind_of, may_be_cuda
 from simgpu._memory import pinned as memory_pinned
 from simgpu._memory import storages
 from simgpu._memory.ownership import MANY, SharedStorageAliases, adopt, check_memory, on_one_storage
@@ -21,6 +21,7 @@ from simgpu._ops.calls import overload
 from simgpu._ops.from_schema import as_it_is, device_kernel
 from simgpu._ops.table import row
 from simgpu._util import naming
+from simgpu._util.thread_rows import CUDA
 
 _aten = torch.ops.aten
 _COPY = Kernel(_aten.copy_.default)

@@ -21,6 +21,9 @@ STREAMS = 2  # and those that follow, one for each device: the number of its cur
 ACCELERATOR = STREAMS + MAX_DEVICES  # of a backward pass or call that the thread is in
 _LENGTH = ACCELERATOR + 1
 
+# What a row says of the accelerator: nothing, that it is CUDA, that it is the simulated devices.
+NEITHER, CUDA, SIMULATED = 0, 1, 2
+
 # What an entry of a log says: an event was recorded on a stream, a stream waits for an event, a
 # stream uses memory. A log is: how many entries there were, room for how many, and the entries,
 # each four numbers (what it says, an event or address, the bits of a device, a stream's number).

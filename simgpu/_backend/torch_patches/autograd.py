@@ -35,10 +35,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._backend.guard import deferred_errors, let_cpp_count_devices
 from simgpu._core import streams, world
-from simgpu._core.world import CUDA, NEITHER, SIMULATED
 from simgpu._ops import autocast
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Patch, Row
+from simgpu._util.thread_rows import CUDA, NEITHER, SIMULATED
 
 # `torch.autocast`: what PyTorch does for CUDA outside its kernels when a region begins or ends.
 #

@@ -19,11 +19,10 @@ import torch
 
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._core import world
-from simgpu._core.world import CUDA, NEITHER
 from simgpu._util import thread_rows
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Patch, Row
-from simgpu._util.thread_rows import ACCELERATOR
+from simgpu._util.thread_rows import ACCELERATOR, CUDA, NEITHER
 
 
 def _kind(value: Any) -> int:

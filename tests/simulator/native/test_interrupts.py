@@ -75,13 +75,13 @@ with simgpu.devices(2):
 @contextlib.contextmanager
 def asked_in_python(replacements):
     """Let PyTorch ask the device guard that is written in Python."""
-    for replacement in replacements:
-        replacement.use(ours=False)
+    for _, put_back in replacements:
+        put_back()
     try:
         yield
     finally:
-        for replacement in replacements:
-            replacement.use()
+        for replace, _ in replacements:
+            replace()
 
 
 @pytest.fixture
