@@ -2,9 +2,7 @@
 
 run             `ranks` itself
 rank_scheduler  which rank runs: threads of a scheduler, and the errors where none can go on
-groups          the process groups of each rank
-fake_backends   in place of PyTorch's backends in C++, which connect processes
-stores          keys and values that ranks leave for each other; threads that a rank starts
+groups          what torch.distributed has for each rank: groups, backends, stores, threads
 rank_state      what else each rank has of its own: random numbers, environment, settings
 
 May import: `_devices`, `_cuda`, `_explore/schedules`, `_distributed`, `_core`, `_config`, `errors`,

@@ -1,11 +1,16 @@
-"""Process groups of each rank that is a thread: it knows its own, and the threads that it makes do.
+"""What torch.distributed has for a rank that is a thread: groups, backends, stores, threads.
 
-PyTorch keeps those of a process in its modules, and in C++.
+A rank knows its own groups, and so do the threads that it makes; PyTorch keeps those of a process
+in its modules, and in C++. No rank has to be connected to another one: collectives meet in memory
+(`simgpu._distributed.thread_transport`), and so do the keys of stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,6 +18,9 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from simgpu._core.world import Rank, set_rank, this_rank
+from simgpu._distributed import c10d_kernels, groups, nccl
+from simgpu._explore.schedules.scheduler import PATIENT
+from simgpu._util.naming import plural
 from simgpu._util.patching import Action, Patch, Patches, Row
 
 
@@ -52,12 +60,8 @@ _MAPS = tuple(
 )
 
 
-def _map(name: str) -> property:
-    return property(lambda self: self._own[name])
-
-
 for _name in _MAPS:
-    setattr(Groups, _name, _map(_name))
+    setattr(Groups, _name, property(functools.partial(lambda name, self: self._own[name], _name)))
 
 
 class _GroupsOfThread:
@@ -105,6 +109,238 @@ def _isolate(patches: Patches) -> None:
     patches.then(lambda: isolate(False))
 
 
+# Backends: what would be ProcessGroupGloo and ProcessGroupNCCL in C++, which connect processes, is
+# a FakeProcessGroup.
+#
+# C++ would have each backend of a group split, which the fakes cannot. The members of a part find
+# each other by a name that they agree on, as those of processes do (`simgpu._distributed.groups`).
+
+_FakeProcessGroup: Any = c10d.FakeProcessGroup
+_TYPES: Any = c10d.ProcessGroup.BackendType
+
+
+def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`ProcessGroup.split_group`: the part that this rank is in, or None."""
+
+    @functools.wraps(stock)
+    def split(
+        self: Any,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> Any:
+        point = groups.meeting_point(self, ranks)
+        if self.rank() not in ranks:
+            return None
+        rank, size = list(ranks).index(self.rank()), len(ranks)
+        store = c10d.PrefixStore(f"{point}/", self.get_group_store())
+        part = c10d.ProcessGroup(store, rank, size)
+        kind = _TYPES.NCCL if groups.find(self).kind == "nccl" else _TYPES.GLOO
+        wanted = {device.type for device in device_types or self._device_types}
+        for device in self._device_types:
+            if device.type in wanted:
+                of_device = _TYPES.GLOO if device.type == "cpu" else kind
+                backend = _FakeProcessGroup._create_internal(rank, size)
+                part._register_backend(device, of_device, backend)
+        part._set_default_backend(kind)
+        groups.rename(part, point, group_name or point)
+        part._set_group_desc(group_desc or "")
+        return part
+
+    return split
+
+
+def _part_of_backend(self: Any, store: Any, ranks: Sequence[int], options: Any) -> Any:
+    """`Backend.split`, by which newer releases make the group that `new_group` is asked for."""
+    if self.rank() not in ranks:
+        return None
+    return _FakeProcessGroup._create_internal(list(ranks).index(self.rank()), len(ranks))
+
+
+def _copied(self: Any, _: Any) -> Any:
+    """A copy of options, which `split_group` of older releases makes."""
+    copy = type(self)()
+    for name in ("_timeout", "global_ranks_in_group", "group_name"):
+        setattr(copy, name, getattr(self, name))
+    return copy
+
+
+class _InstancesOf(type):
+    """A class in the place of another one: what it makes is of these `kinds`."""
+
+    kinds: tuple[Any, ...]
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.kinds)
+
+
+def _fake(stock: Any) -> type:
+    """A class in the place of ProcessGroupNCCL or ProcessGroupGloo: there is nothing to connect."""
+
+    class ProcessGroup(metaclass=_InstancesOf):
+        kinds = (_FakeProcessGroup,)
+        Options = stock.Options
+        _Options = getattr(stock, "_Options", None)
+
+        def __new__(cls, store: Any, rank: int, size: int, *_: Any, **__: Any) -> Any:
+            backend = _FakeProcessGroup._create_internal(rank, size)
+            if issubclass(stock, nccl.ProcessGroupNCCL):
+                groups.nccl_fakes.add(backend)
+            return backend
+
+    return ProcessGroup
+
+
+def _not_gloo(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of ProcessGroup that takes a type of backend.
+
+    NCCL's groups are NCCL or CUSTOM, and each sort has its own: those of gloo are UCC.
+    """
+
+    def other(value: Any) -> Any:
+        return _TYPES.UCC if isinstance(value, _TYPES) and value == _TYPES.GLOO else value
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any) -> Any:
+        return stock(self, *map(other, args))
+
+    return call
+
+
+def _take_tensors_of_the_host(patches: Patches) -> None:
+    patches.then(c10d_kernels.register("CPU")._destroy)
+
+
+_PrefixStore: Any = c10d.PrefixStore
+_stock_add: Callable[[Any, str, int], int] = c10d.Store.add
+_stock_check: Callable[[Any, list[str]], bool] = c10d.Store.check
+_stock_wait: Callable[..., None] = c10d.Store.wait
+
+
+class TCPStore(_PrefixStore):  # type: ignore[misc]
+    """A TCPStore of a rank: the keys of one address in the memory of its world.
+
+    PyTorch's has a server that waits for its clients: among threads of which one runs at a time
+    that would be for ever.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Any = None,
+        wait_for_workers: bool = True,
+        **_: Any,
+    ) -> None:
+        rank = this_rank()
+        assert rank is not None, "only a rank makes one"
+        self.host, self.port = host_name, port
+        # A server ends with the groups that it was made for: the next ones find no old keys.
+        super().__init__(f"{life()} tcp://{host_name}:{port}", rank.store)
+        times = _stock_add(self, f"joined by {rank.number}", 1)
+        if is_master and wait_for_workers and world_size is not None and world_size > 0:
+            self._wait_for_others(rank, world_size, times)
+
+    def _wait_for_others(self, me: Rank, wanted: int, times: int) -> None:
+        """Until so many ranks have come as often as this one has."""
+
+        def ready() -> bool:
+            came = [_stock_add(self, f"joined by {rank}", 0) for rank in range(me.count)]
+            return sum(often >= times for often in came) >= wanted
+
+        me.scheduler.wait(
+            me.number,
+            ready,
+            f"{plural(wanted, 'rank')} at the store tcp://{self.host}:{self.port}",
+        )
+
+
+def _tcp_store(stock: Any) -> Any:
+    """TCPStore: one in memory for a rank, PyTorch's own for all other threads."""
+
+    class _TCPStore(metaclass=_InstancesOf):
+        kinds = (stock, TCPStore)
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (stock if this_rank() is None else TCPStore)(*args, **kwargs)
+
+    functools.update_wrapper(_TCPStore, stock, updated=())
+    return _TCPStore
+
+
+def _waiting(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Store that waits for keys, the first argument: others run until they are set.
+
+    A short time-out comes where no rank can go on. A long one is for emergencies, and here it is
+    none: that no rank can go on is an error at once.
+    """
+
+    @functools.wraps(stock)
+    def call(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        rank = this_rank()
+        if rank is None:
+            return stock(self, keys, *args, **kwargs)
+        names: list[Any] = [keys] if isinstance(keys, (str, bytes)) else list(keys)
+        limit = next(iter((*args, *kwargs.values())), self.timeout)
+        limit = limit.total_seconds() if isinstance(limit, timedelta) else PATIENT
+        what = f"{', '.join(map(repr, names))} in a store"
+        seconds = limit if limit < PATIENT else None
+        if rank.scheduler.wait(rank.number, lambda: _stock_check(self, names), what, seconds):
+            return stock(self, keys, *args, **kwargs)
+        return _stock_wait(self, names, timedelta(milliseconds=1))  # which raises, in its words
+
+    return call
+
+
+def _asking(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Store that a rank may call again and again, until another has changed it."""
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rank = this_rank()
+        if rank is not None:
+            rank.scheduler.ask(rank.number, f"a store, by {stock.__name__}{args}")
+        return stock(self, *args, **kwargs)
+
+    return call
+
+
+def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
+    """`Thread.__init__`: a thread that a rank makes finds the rank's process groups and stores.
+
+    It is a task of a schedule, as the ranks are, where one is active. Without a schedule nothing
+    gives it turns, and what it asks of other ranks is an error (`simgpu._ranks.rank_scheduler`).
+    """
+
+    @functools.wraps(stock)
+    def __init__(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        rank = this_rank()
+        if rank is None:
+            return
+
+        def run() -> None:
+            vars(self).pop("run", None)
+            join(rank)
+            self.run()
+
+        vars(self)["run"] = run
+
+    return __init__
+
+
+_C10D = "torch.distributed.distributed_c10d"
+_GROUP = "torch._C._distributed_c10d.ProcessGroup"
+_FAKE = "torch._C._distributed_c10d.FakeProcessGroup"
+_STORE = "torch._C._distributed_c10d.Store"
+_WHY = "ranks of one process meet in memory, and connect to no process"
+_WHY_SPLIT = "C++ would split what connects ranks, and those of one process meet in memory"
+
 PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.distributed.distributed_c10d",
@@ -116,5 +352,78 @@ PATCHES: tuple[Row, ...] = (
         "the registry that C++ has of process groups",
         run=_isolate,
         why="groups of different ranks have the same names",
+    ),
+    *(
+        Patch(module, name, wrap=_fake, needs=name, why=_WHY)
+        for name in ("ProcessGroupGloo", "ProcessGroupNCCL", *nccl.NEWER)
+        for module in (_C10D, "torch.distributed")
+    ),
+    Patch(
+        _C10D,
+        "_create_process_group_wrapper",
+        value=lambda wrapped_pg, *_, **__: wrapped_pg,
+        needs="_create_process_group_wrapper",
+        why="debug mode compares the calls of ranks through gloo; here they are compared always",
+    ),
+    *(
+        Patch(
+            _GROUP,
+            name,
+            wrap=_not_gloo,
+            why="C++ takes the backend of a group of gloo for a ProcessGroupGloo without looking",
+        )
+        for name in ("_set_default_backend", "_register_backend")
+    ),
+    *(
+        Patch(_FAKE, name, value=value, why="as NCCL's class answers")
+        for name, value in (
+            ("_set_sequence_number_for_group", lambda self: None),
+            ("supports_coalescing", True),
+            ("_set_default_timeout", lambda self, timeout: None),  # no wait takes so long
+            ("_add_ephemeral_timeout", lambda self, timeout: None),
+            ("_group_start", staticmethod(lambda: None)),
+            ("_group_end", staticmethod(lambda: None)),
+        )
+    ),
+    Patch(
+        _C10D,
+        "_maybe_attach_flight_recorder",
+        value=lambda *_: None,
+        needs="_maybe_attach_flight_recorder",
+        why="it takes the ranks of one process for one rank that changes its number, and warns",
+    ),
+    Action(
+        "the CPU kernels of the c10d operators",
+        run=_take_tensors_of_the_host,
+        why="tensors of the host meet in memory, too",
+    ),
+    Patch(_GROUP, "split_group", wrap=_split_group, why=_WHY_SPLIT),
+    Patch(_FAKE, "supports_splitting", value=True, why=_WHY_SPLIT),
+    Patch(_FAKE, "split", value=_part_of_backend, why=_WHY_SPLIT),
+    Patch(_FAKE, "perform_nocolor_split", value=lambda self, device: None, why=_WHY_SPLIT),
+    Patch(f"{_FAKE}.Options", "__deepcopy__", value=_copied, why="C++ has no copy of it"),
+    *(
+        Patch(
+            module,
+            "TCPStore",
+            wrap=_tcp_store,
+            needs="TCPStore",
+            why="its server waits for other ranks, which are threads that wait for this one",
+        )
+        for module in ("torch.distributed", "torch.distributed.rendezvous")
+    ),
+    *(
+        Patch(_STORE, name, wrap=_waiting, needs=name, why="others run while a rank waits for keys")
+        for name in ("get", "wait", "multi_get")
+    ),
+    *(
+        Patch(_STORE, name, wrap=_asking, needs=name, why="others run between a rank's questions")
+        for name in ("add", "check", "compare_set", "num_keys", "queue_len")
+    ),
+    Patch(
+        "threading.Thread",
+        "__init__",
+        wrap=_of_the_same_rank,
+        why="a thread of a rank belongs to that rank",
     ),
 )

@@ -21,7 +21,7 @@ from simgpu._distributed.collectives import named_ranks
 from simgpu._distributed.thread_transport import GroupCalls, ThreadTransport
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
 from simgpu._explore.schedules.scheduler import Scheduler, ThreadEnded
-from simgpu._ranks import fake_backends, groups, rank_state, stores
+from simgpu._ranks import groups, rank_state
 from simgpu._ranks.rank_scheduler import RankScheduler, scheduler_of
 from simgpu._util import naming
 from simgpu._util.naming import MAX_DEVICES, plural
@@ -30,12 +30,7 @@ from simgpu._util.patching import Patches
 T = TypeVar("T")
 
 # What is replaced for as long as a world lasts, in this order.
-FILES = (
-    groups,
-    rank_state,
-    fake_backends,
-    stores,
-)
+FILES = (groups, rank_state)
 _one_at_a_time = threading.Lock()
 _KINDS_OF_NO_CALL = (
     inspect.iscoroutinefunction,
