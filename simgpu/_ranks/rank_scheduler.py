@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simgpu._distributed.ddp import with_advice
-from simgpu._explore.schedules import primitives, scheduler, system_waits
+from simgpu._explore.schedules import primitives, system_waits
 from simgpu._explore.schedules.earlier_locks import adopted_in_modules
 from simgpu._explore.schedules.explore import controlled, seeded
 from simgpu._explore.schedules.scheduler import (
@@ -23,17 +23,15 @@ from simgpu._explore.schedules.scheduler import (
     Task,
     calling_task,
     current,
+    line_of,
     standing_in,
 )
 from simgpu._explore.schedules.tokens import Replay
 from simgpu._util.patching import Patches
 from simgpu.errors import DeadlockError, RankLostError, ScheduleError
 
-_MAX_IDLE_POLLS = (
-    1000  # questions in a row while no rank does anything else: the answer stays the same
-)
-
-
+# Questions in a row while no rank does anything else: the answer stays the same.
+_MAX_IDLE_POLLS = 1000
 _MADE_BY_CPP: Any = vars(threading)["_DummyThread"]
 
 
@@ -52,40 +50,34 @@ class _InTurn(Strategy):
         busy = [task for task in ready if not task.yielding]
         if me in busy:
             return [me]
+        expiring = sorted(expiring, key=lambda task: (task.deadline or 0.0, task.number))
         due = [task for task in expiring if task.due]
         if not busy and due:  # those who ask in a loop have asked before
-            return [min(due, key=_end_of_wait)]
+            return due[:1]
         able = busy or ready
         first = [task for task in able if task.number > me.number]
-        return first or able or [min(expiring, key=_end_of_wait)]
-
-
-def _end_of_wait(task: Task) -> tuple[float, int]:
-    return task.deadline or 0.0, task.number
+        return first or able or expiring[:1]
 
 
 @contextlib.contextmanager
 def scheduler_of(schedule: int | str | None) -> Iterator[Scheduler]:
     """The scheduler of the schedule in force; else one of a seed or token, or without choices."""
     inner = current()
-    if inner is not None:
-        with adopted_in_modules():
-            yield inner
-    elif schedule is None:
-        scheduler, patches = (
-            Scheduler(_InTurn(), sys.maxsize, traced=False, real_time=True),
-            Patches(),
-        )
-        try:
+    with contextlib.ExitStack() as ends:
+        if inner is not None:
+            scheduler = inner
+        elif schedule is None:
+            scheduler = Scheduler(_InTurn(), sys.maxsize, traced=False, real_time=True)
+            patches = Patches()
+            ends.callback(patches.undo)
             patches.apply((*primitives.WAITS, *system_waits.PATCHES))
-            with adopted_in_modules(), scheduler.running():
-                yield scheduler
-        finally:
-            patches.undo()
-    else:
-        strategy = Replay(schedule) if isinstance(schedule, str) else seeded("random", schedule)
-        with controlled(strategy) as controls, adopted_in_modules():
-            yield controls.scheduler
+        else:
+            strategy = Replay(schedule) if isinstance(schedule, str) else seeded("random", schedule)
+            scheduler = ends.enter_context(controlled(strategy)).scheduler
+        ends.enter_context(adopted_in_modules())
+        if inner is None and schedule is None:
+            ends.enter_context(scheduler.running())
+        yield scheduler
 
 
 class RankScheduler:
@@ -149,12 +141,11 @@ class RankScheduler:
         self._asked += 1
         with self._waits(rank, f"{what}, asked {_MAX_IDLE_POLLS} times in a row"):
             scheduler.point(what, yielding=True)
-        other_steps = scheduler.steps - self._asked
-        in_vain = other_steps == self._other_steps and not scheduler.others_may_help()
-        self._asked_in_vain = self._asked_in_vain + 1 if in_vain else 0
-        self._other_steps = other_steps
-        if self._asked_in_vain > _MAX_IDLE_POLLS:
-            with self._waits(rank, f"{what}, asked {_MAX_IDLE_POLLS} times in a row"):
+            other_steps = scheduler.steps - self._asked
+            in_vain = other_steps == self._other_steps and not scheduler.others_may_help()
+            self._asked_in_vain = self._asked_in_vain + 1 if in_vain else 0
+            self._other_steps = other_steps
+            if self._asked_in_vain > _MAX_IDLE_POLLS:
                 self._stop()
         self.check()
 
@@ -228,15 +219,14 @@ class RankScheduler:
         waiting: dict[int, str] = {}
         for rank, what in self._waiting.values():
             waiting[rank] = f"{waiting[rank]} and for {what}" if rank in waiting else what
-        waits = [
-            f"rank {rank} waits for {waiting[rank]}"
-            if rank in waiting
-            else f"rank {rank} has raised {type(self.failures[rank]).__name__}"
-            if rank in self.failures
-            else f"rank {rank} has ended"
-            if task.done
-            else scheduler.line_of(task).strip()
-            for rank, task in enumerate(self._tasks)
-        ]
+        waits = [self._state(rank, waiting.get(rank)) for rank in range(len(self._tasks))]
         text = with_advice(f"no rank can go on: {'; '.join(waits)}")
         return RankLostError(text) if self.failures else DeadlockError(text)
+
+    def _state(self, rank: int, what: str | None) -> str:
+        if what is not None:
+            return f"rank {rank} waits for {what}"
+        if rank in self.failures:
+            return f"rank {rank} has raised {type(self.failures[rank]).__name__}"
+        task = self._tasks[rank]
+        return f"rank {rank} has ended" if task.done else line_of(task).strip()

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,11 +33,6 @@ T = TypeVar("T")
 # What is replaced for as long as a world lasts, in this order.
 FILES = (groups, rank_state)
 _one_at_a_time = threading.Lock()
-_KINDS_OF_NO_CALL = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
 
 
 def ranks(
@@ -84,9 +80,12 @@ def ranks(
         raise ValueError(
             f"the number of ranks must be an integer from 1 to {MAX_DEVICES}, got {count!r}"
         )
-    if any(
-        kind(each) for kind in _KINDS_OF_NO_CALL for each in (function, type(function).__call__)
-    ):
+    kinds = (
+        inspect.iscoroutinefunction,
+        inspect.isgeneratorfunction,
+        inspect.isasyncgenfunction,
+    )
+    if any(kind(each) for kind in kinds for each in (function, type(function).__call__)):
         raise TypeError(
             f"expected a function that runs the rank, got {function!r}, which returns a coroutine "
             "or a generator: wrap it, as in lambda rank: asyncio.run(f(rank))"
@@ -197,14 +196,11 @@ class _World:
 
     def _error(self) -> BaseException | None:
         """What the first rank raised by itself, with a note of what became of the others."""
-        failures = self._scheduler.failures
-        if not failures:
+        scheduler, failures = self._scheduler, self._scheduler.failures
+        own = {rank: error for rank, error in failures.items() if not scheduler.is_stop(error)}
+        first = next(iter(own or failures), None)
+        if first is None:
             return None
-        scheduler = self._scheduler
-        first = next(
-            (rank for rank, error in failures.items() if not scheduler.is_stop(error)),
-            next(iter(failures)),
-        )
         error = failures[first]
         notes = [f"raised by rank {first} of {self._count}"]
         if began_twice(error):  # a function that was written for a process of its own
@@ -214,11 +210,7 @@ class _World:
             )
         if isinstance(error, TypeError) and _is_of_the_call(error):
             notes.append("simgpu.ranks calls the function with the rank: write def fn(rank)")
-        others = {
-            rank: other
-            for rank, other in failures.items()
-            if other is not error and not scheduler.is_stop(other)
-        }
+        others = {rank: other for rank, other in own.items() if other is not error}
         alike = [rank for rank, other in others.items() if str(other) == str(error)]
         if alike:
             have = "have" if len(alike) > 1 else "has"
@@ -228,7 +220,7 @@ class _World:
             for rank, other in others.items()
             if rank not in alike
         ]
-        if scheduler.stopped is not None and not scheduler.is_stop(error):
+        if scheduler.stopped is not None and own:
             notes.append(str(scheduler.stopped))
         if hasattr(error, "add_note"):  # from Python 3.11 on
             for note in notes:
@@ -238,7 +230,5 @@ class _World:
 
 def _is_of_the_call(error: BaseException) -> bool:
     """Whether the function has not begun: the innermost frame is that of the call."""
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    return innermost is not None and innermost.tb_frame.f_code is _World._rank.__code__
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return innermost.f_code is _World._rank.__code__
