@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.distributed.algorithms import Join
 from torch.distributed.launcher import api
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simgpu
 from simgpu.errors import CollectiveMismatchError, DeadlockError
+from tests.support.worlds import unbound
 
 IN_BACKWARD = "DistributedDataParallel's sum of gradients in backward"
 BEFORE_FORWARD = "DistributedDataParallel's broadcast of buffers before forward"
@@ -96,3 +97,33 @@ def test_a_rank_whose_error_another_one_reports_prints_a_line(simulated, capsys)
 )
 def test_torchruns_summary_names_the_program(args, name):
     assert api._get_entrypoint_name(sys.executable, args) == name
+
+
+@settings(max_examples=5)
+@given(counts=st.lists(st.integers(1, 3), min_size=2, max_size=2, unique=True))
+@example(counts=[2, 1])
+@pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
+def test_calls_of_several_tensors_are_numbered(counts):
+    def call(rank):
+        dist.all_reduce_coalesced([torch.ones(3, device="cuda")] * counts[rank])
+
+    with pytest.raises(CollectiveMismatchError) as raised:
+        simgpu.ranks(len(counts), call)
+    for count in {*counts}:
+        position = f" (1 of {count})" if count > 1 else ""
+        assert f": all_reduce float32 (3,) SUM{position} at {__file__}:" in str(raised.value)
+
+
+@settings(max_examples=5)
+@given(calls=st.integers(1, 3), moves=st.integers(0, 1))
+def test_a_rank_that_changes_its_device_is_reported_with_both(calls, moves):
+    def call(rank):
+        for _ in range(calls):
+            dist.barrier(device_ids=[rank])
+        there = 1 - rank if rank == moves else rank
+        dist.all_reduce(torch.ones(3, device=f"cuda:{there}"))
+
+    with pytest.raises(CollectiveMismatchError) as raised:
+        simgpu.ranks(2, unbound(call))
+    shown = f"SUM, on the device cuda:{1 - moves} first used in call {calls + 1} at {__file__}:"
+    assert shown in str(raised.value)

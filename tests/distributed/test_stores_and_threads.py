@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
+from simgpu._core import world
 from simgpu.errors import DeadlockError
 from tests.support.worlds import few, schedules
 
@@ -236,3 +237,23 @@ def test_deadlock_names_both_waiting_threads_of_a_rank():
         simgpu.ranks(1, start, schedule=0)
     assert "'one' in a store" in str(raised.value)
     assert "'other' in a store" in str(raised.value)
+
+
+@few
+@given(count=st.integers(1, 3))
+def test_a_thread_of_no_rank_asks_its_store_as_outside_of_a_world(count):
+    """Nothing schedules it: what it waits for is there, or comes from another process."""
+
+    def go(rank):
+        mine, store = world.this_rank(), dist.HashStore()
+        store.set("key", "value")
+        world.set_rank(None)
+        try:
+            found = [store.get("key"), store.multi_get(["key"]), store.check(["none"])]
+            with pytest.raises(dist.DistError):
+                store.wait(["none"], timedelta(milliseconds=1))
+        finally:
+            world.set_rank(mine)
+        return found
+
+    assert simgpu.ranks(count, go) == [[b"value", [b"value"], False]] * count
