@@ -1,4 +1,4 @@
-"""`clock.now()`: the time that launches and events are stamped with, which `use` can replace.
+"""`clock.current`: what launches and events are stamped by, which `use` can replace.
 
 It is the host's, unless what simulates time puts a clock of its own here by `use`.
 """
@@ -36,32 +36,7 @@ class Clock:
         return begin, self.now()
 
 
-_clock = Clock()
-
-
-def now() -> float:
-    """Seconds, by the clock in force."""
-    return _clock.now()
-
-
-def wait_until(moment: float) -> None:
-    """Wait in the calling thread until `moment`, by the current clock."""
-    _clock.wait_until(moment)
-
-
-def passed(moment: float) -> bool:
-    """Whether `moment` has passed, by the clock in force."""
-    return _clock.passed(moment)
-
-
-def times_of(launch: Any, result: Any, begin: float) -> tuple[float, float]:
-    """When a launch began and ended, by the clock in force; the host has run it since `begin`."""
-    return _clock.times_of(launch, result, begin)
-
-
-def follows_devices() -> bool:
-    """Whether the clock in force knows by itself how long each kernel and copy takes."""
-    return _clock.follows_devices
+current = Clock()  # the clock in force
 
 
 @contextmanager
@@ -70,11 +45,11 @@ def use(clock: Clock) -> Iterator[None]:
 
     One that follows the devices stays in force where one is put in its place that does not.
     """
-    global _clock
-    outer = _clock
+    global current
+    outer = current
     if clock.follows_devices or not outer.follows_devices:
-        _clock = clock
+        current = clock
     try:
         yield
     finally:
-        _clock = outer
+        current = outer

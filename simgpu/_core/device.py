@@ -124,35 +124,11 @@ class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
     __slots__ = (
-        "_count_later",
-        "_enough_for",
-        "_follow_at",
-        "_give_back",
-        "_note",
-        "_note_taken",
-        "_number",
-        "_pending_frees",
-        "_place_of_stream",
-        "_stream",
-        "background_stream",
-        "busy_until",
-        "capacity",
-        "confirm",
-        "freed",
-        "freed_count",
-        "generator",
-        "index",
-        "is_tiny",
-        "limit",
-        "log",
-        "model",
-        "number",
-        "out_of_memory_count",
-        "peak",
-        "resident_threads",
-        "taken",
-        "taken_count",
-        "torch_device",
+        *("_count_later", "_enough_for", "_follow_at", "_give_back", "_note", "_note_taken"),
+        *("_number", "_pending_frees", "_place_of_stream", "_stream", "background_stream"),
+        *("busy_until", "capacity", "confirm", "freed", "freed_count", "generator", "index"),
+        *("is_tiny", "limit", "log", "model", "number", "out_of_memory_count", "peak"),
+        *("resident_threads", "taken", "taken_count", "torch_device"),
     )
 
     def __init__(
@@ -287,7 +263,7 @@ class Device:
         """Numbers of the streams that sleep."""
         if not self.busy_until:
             return []
-        now = clock.now()
+        now = clock.current.now()
         return [number for number, moment in self.busy_until.items() if moment > now]
 
     def sleep_until(self, moment: float, stream: int) -> None:

@@ -205,8 +205,8 @@ def _launch_watched(
     )
     for before in hooks.before_launch:
         before(seen)
-    timed = hooks.after_launch or clock.follows_devices()
-    begin = clock.now() if timed else 0.0
+    timed = hooks.after_launch or clock.current.follows_devices
+    begin = clock.current.now() if timed else 0.0
     try:
         if hooks.executor is None:
             result = compute(seen, seen.args, kwargs)
@@ -221,7 +221,7 @@ def _launch_watched(
         launched(seen, result)
     if not timed:
         return result
-    begin, end = clock.times_of(seen, result, begin)
+    begin, end = clock.current.times_of(seen, result, begin)
     if hooks.after_launch:
         record = _record(seen, result, begin, end)
         for after in hooks.after_launch:
@@ -242,12 +242,7 @@ def _record(about: Launch, result: Any, begin: float, end: float) -> Record:
     outputs = result if isinstance(result, (tuple, list)) else (result,)
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     return Record(
-        kind=about.kind,
-        op=about.op,
-        device=about.device,
-        stream=about.stream,
-        source=about.source,
-        target=about.target,
+        *(about.kind, about.op, about.device, about.stream, about.source, about.target),
         nbytes=sum(part.nbytes for tensor in tensors for part in dense_parts(tensor)),
         shapes=tuple(shape for tensor in tensors for shape in _shapes(tensor)),
         thread=threading.current_thread().name,

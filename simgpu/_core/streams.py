@@ -113,7 +113,9 @@ class Stream(torch.Stream):
         if captured and self.is_capturing():
             for waits in hooks.host_synchronizes:
                 waits(self)  # no capture survives it
-        return clock.passed(busy_until(self.device_index, self)) and core_hooks.is_done(self)
+        return clock.current.passed(busy_until(self.device_index, self)) and core_hooks.is_done(
+            self
+        )
 
     def is_capturing(self) -> bool:
         """Whether its work is recorded in a graph, and not done."""
@@ -121,7 +123,7 @@ class Stream(torch.Stream):
 
     def synchronize(self) -> None:
         """Wait until all work asked for is done."""
-        clock.wait_until(busy_until(self.device_index, self))
+        clock.current.wait_until(busy_until(self.device_index, self))
         for waits in hooks.host_synchronizes:
             waits(self)
 
@@ -182,7 +184,7 @@ def stay_busy(stream: torch.Stream, moment: float) -> None:
 
     By a clock of each thread's own it may be over for the calling thread, and not for another.
     """
-    if moment > clock.now() or clock.follows_devices():
+    if moment > clock.current.now() or clock.current.follows_devices:
         world.device(stream.device_index).sleep_until(moment, stream.stream_id)
 
 
@@ -336,7 +338,7 @@ class Event(torch.Event):
         self._recorded_on, self._number = index, self._number or next(_event_numbers)
         if self._is_node(on, records=True):
             return
-        self._recorded_at = max(clock.now(), busy_until(index, on))
+        self._recorded_at = max(clock.current.now(), busy_until(index, on))
         self._captured = is_captured(on)
         for recorded in hooks.event_recorded:
             recorded(self, on)
@@ -369,13 +371,13 @@ class Event(torch.Event):
     def query(self) -> bool:
         """Whether the mark has been passed; true also of one that was never recorded."""
         self._refuse_captured()
-        passed = self._recorded_at is None or clock.passed(self._recorded_at)
+        passed = self._recorded_at is None or clock.current.passed(self._recorded_at)
         return passed and core_hooks.is_done(self)
 
     def synchronize(self) -> None:
         """Wait until the mark has been passed."""
         self._refuse_captured()
-        clock.wait_until(self._recorded_at or 0.0)
+        clock.current.wait_until(self._recorded_at or 0.0)
         for waits in hooks.host_synchronizes:
             waits(self)
 
@@ -423,7 +425,7 @@ class Event(torch.Event):
 
 def _is_over(event: Event) -> bool:
     """Whether the mark of an event that was recorded has been passed; to ask takes no time."""
-    return core_hooks.is_done(event) and (event._recorded_at or 0.0) <= clock.now()
+    return core_hooks.is_done(event) and (event._recorded_at or 0.0) <= clock.current.now()
 
 
 # Report to instruments how autograd's engine orders streams in a backward pass.
@@ -492,7 +494,7 @@ def logging_engine_waits() -> Iterator[None]:
     """Report waits of a backward pass to instruments, within the block in this thread."""
     row = thread_rows.per_thread.row
     observed = hooks.stream_waits or hooks.event_recorded or hooks.used_on_stream
-    if row[LOG] or not (observed or clock.follows_devices()):
+    if row[LOG] or not (observed or clock.current.follows_devices):
         yield
         return
     log = _Log()
@@ -558,11 +560,11 @@ def get_stream_from_external(
 def sleep(seconds: float) -> None:
     """Keep the current stream of the current device busy for so long, and return at once."""
     stream = current_stream()
-    begin = max(clock.now(), busy_until(stream.device_index, stream))
+    begin = max(clock.current.now(), busy_until(stream.device_index, stream))
     stay_busy(stream, begin + seconds)
 
 
 def wait_for_sleep(index: int) -> None:
     """Wait until the calling thread's current stream on device `index` does not sleep."""
     if index < len(world.active_devices) and world.active_devices[index].busy_until:
-        clock.wait_until(busy_until(index, None))
+        clock.current.wait_until(busy_until(index, None))

@@ -386,8 +386,8 @@ def synchronize(index: int) -> None:
     """Wait in the calling thread for all work of a device: it is done, if no stream sleeps."""
     busy_until = device(index).busy_until
     if busy_until:
-        clock.wait_until(max(busy_until.values()))
-        if not clock.follows_devices():  # by which another thread may not have come so far
+        clock.current.wait_until(max(busy_until.values()))
+        if not clock.current.follows_devices:  # by which another thread may not have come so far
             busy_until.clear()
     for waits in hooks.host_synchronizes:
         waits(torch.device(DEVICE_TYPE, index))

@@ -168,32 +168,30 @@ class LogNormal(Normal):
 def _pair_of_floats(first: Words32, second: Words32, outs: Sequence[Array]) -> None:
     count = len(outs[0])
     radius = unit_float(first[:count])
-    np.log(radius, out=radius)
-    np.multiply(radius, np.float32(-2), out=radius)
-    np.sqrt(radius, out=radius)
     # The product and the sum are rounded once, to a float.
     angle = (second[:count].astype(np.float32).astype(np.float64) * _ANGLE + _ANGLE / 2).astype(
         np.float32
     )
-    for out, function in zip(outs, (np.sin, np.cos), strict=False):
-        short = slice(len(out))
-        function(angle[short], out=out)
-        np.multiply(out, radius[short], out=out)
+    _box_and_muller(radius, angle, outs)
 
 
 def _pair_of_doubles(words: Words, outs: Sequence[Array]) -> None:
     count = len(outs[0])
     radius = unit_double(words.x[:count], words.y[:count])
-    np.log(radius, out=radius)
-    np.multiply(radius, -2.0, out=radius)
-    np.sqrt(radius, out=radius)
     turns = bits_of_two(words.z[:count], words.w[:count]).astype(np.float64)
     np.multiply(turns, 2.0**-52, out=turns)
     np.add(turns, 2.0**-53, out=turns)  # in half turns
     np.multiply(turns, math.pi, out=turns)
+    _box_and_muller(radius, turns, outs)
+
+
+def _box_and_muller(radius: Array, angle: Array, outs: Sequence[Array]) -> None:
+    np.log(radius, out=radius)
+    np.multiply(radius, radius.dtype.type(-2), out=radius)
+    np.sqrt(radius, out=radius)
     for out, function in zip(outs, (np.sin, np.cos), strict=False):
         short = slice(len(out))
-        function(turns[short], out=out)
+        function(angle[short], out=out)
         np.multiply(out, radius[short], out=out)
 
 

@@ -8,6 +8,7 @@ and only memory with gaps or strange overlaps makes a difference. A tensor whose
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,10 +57,7 @@ class Part(NamedTuple):
 
     @property
     def numel(self) -> int:
-        numel = 1
-        for size in self.sizes:
-            numel *= size
-        return numel
+        return math.prod(self.sizes)
 
     def extent(self, itemsize: int) -> int:
         """Bytes from the first element to the last, plus 1."""

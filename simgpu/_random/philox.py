@@ -12,6 +12,7 @@ them stays in the processor's cache; callers with more threads go chunk by chunk
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from typing import Any, NamedTuple
@@ -79,18 +80,8 @@ class _Room:
 class _Rooms(threading.local):
     """The rooms of this Python thread, by their size: those that it used lately."""
 
-    _MOST = 8
-
     def __init__(self) -> None:
-        self._by_size: dict[int, _Room] = {}
-
-    def of(self, size: int) -> _Room:
-        room = self._by_size.get(size)
-        if room is None:
-            if len(self._by_size) == self._MOST:
-                del self._by_size[next(iter(self._by_size))]
-            room = self._by_size[size] = _Room(size)
-        return room
+        self.of = functools.lru_cache(maxsize=8)(_Room)
 
 
 _rooms = _Rooms()

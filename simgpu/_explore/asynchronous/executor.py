@@ -156,7 +156,7 @@ class Asynchronous(Executor):
         with self._lock:
             self._memory.collect()
             key = key_of(stream)
-            timed = getattr(event, "enable_timing", False) and not clock.follows_devices()
+            timed = getattr(event, "enable_timing", False) and not clock.current.follows_devices
             if timed and self._queues.missing(self._queues.order.clock(key)) is not None:
                 self._queues.add(key, _pass(event))
             self._queues.order.record(event, key)
@@ -237,7 +237,7 @@ def _device_of(awaited: torch.device | torch.Stream | torch.Event) -> int | None
 
 def _pass(event: Any) -> Callable[[], None]:
     def run() -> None:
-        event._recorded_at = max(event._recorded_at, clock.now())
+        event._recorded_at = max(event._recorded_at, clock.current.now())
 
     return run
 

@@ -184,8 +184,10 @@ class Faults(Instrument):
         if _injected[-1:] != (self,):  # one of them waits for all
             return
         factor = slow_factor(launch.device.index)
-        if factor > 1 and not clock.follows_devices():
-            clock.wait_until(clock.now() + (factor - 1) * (record.end - record.begin))
+        if factor > 1 and not clock.current.follows_devices:
+            clock.current.wait_until(
+                clock.current.now() + (factor - 1) * (record.end - record.begin)
+            )
 
 
 _injected: tuple[Faults, ...] = ()

@@ -218,7 +218,7 @@ RANDOM = [
     ),
     fault(
         "sine and cosine are exchanged",
-        "_pair_of_floats",
+        "_box_and_muller",
         argument("zip", 1, lambda functions: functions[::-1]),
         "test_cuda_samplers::test_normal",
         dtype=torch.float32,

@@ -58,12 +58,12 @@ def run(request, fault, **how):
 @contextlib.contextmanager
 def clean():
     """Undo what a fault may leave behind."""
-    time, environment, executor = clock._clock, dict(os.environ), hooks.executor
+    time, environment, executor = clock.current, dict(os.environ), hooks.executor
     try:
         yield
     finally:
         torch._C._set_multithreading_enabled(True)
-        clock._clock = time
+        clock.current = time
         while hooks.executor not in (executor, None):
             core_hooks.remove(hooks.executor)
         os.environ.clear()

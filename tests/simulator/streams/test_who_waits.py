@@ -92,4 +92,4 @@ def test_only_a_result_on_the_host_is_awaited(simulated, name, data):
         for target in targets:
             patch.setattr(world.device(target.index), "busy_until", Asleep())
         call(given)
-        assert clock.now() == (ASLEEP if awaited else AWAKE)
+        assert clock.current.now() == (ASLEEP if awaited else AWAKE)
