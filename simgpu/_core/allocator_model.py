@@ -20,10 +20,7 @@ import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from simgpu._core.device import Device
+from typing import Any, Protocol
 
 # What PyTorch's caching allocator counts: amounts of its pools, now, at most, come and gone.
 #
@@ -456,6 +453,18 @@ def _join(piece: Piece, other: Piece) -> None:
 BEGUN = SMALL_SEGMENT + LARGE_SEGMENT
 
 
+class Ledger(Protocol):
+    """What a device knows of its memory."""
+
+    index: int
+    capacity: int
+    limit: int
+
+    def live(self) -> set[int]:
+        """The tokens of all allocations that live."""
+        ...
+
+
 class EventLog:
     """What was taken and given back on one device since its placement last followed it.
 
@@ -470,7 +479,7 @@ class EventLog:
         *("note", "note_taken"),
     )
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Ledger) -> None:
         self._device = device
         self._events: deque[Any] = deque()
         self.note: Callable[[tuple[Any, ...]], None] = self._events.append
