@@ -24,11 +24,10 @@ from simgpu._util.naming import DEVICE_TYPE
 from simgpu.comm import FLOAT8
 from simgpu.errors import CollectiveMismatchError, NaNSentError
 
-# The factor of ReduceOp.PREMUL_SUM, which the dispatcher loses.
-#
-# An operator gets the reduction in a box that shows only its kind. So the methods of ProcessGroup
-# that reduce note the factor for the kernel that they call.
+Tensor = torch.Tensor
 
+# Methods of ProcessGroup that reduce: they note the factor of PREMUL_SUM for the kernel that they
+# call, which gets the reduction in a box that shows only its kind.
 METHODS = (
     "allreduce",
     "allreduce_coalesced",
@@ -40,8 +39,7 @@ METHODS = (
     "reduce_scatter_tensor_coalesced",
 )
 
-_ReduceOp = torch._C._distributed_c10d.ReduceOp
-_PREMUL_SUM: Any = _ReduceOp.PREMUL_SUM
+_ReduceOp: Any = torch._C._distributed_c10d.ReduceOp
 
 
 class _PerThread(threading.local):
@@ -51,11 +49,6 @@ class _PerThread(threading.local):
 _per_thread = _PerThread()
 
 
-def _factor(op: Any) -> Any:
-    """The number or tensor that is multiplied by; older releases show it only to pickle."""
-    return op.__getstate__()[1]
-
-
 def noting_factor(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method of ProcessGroup, with the factor noted for as long as it runs."""
 
@@ -63,8 +56,9 @@ def noting_factor(stock: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for value in (*args[1:], *kwargs.values()):
             op = getattr(value, "reduceOp", value)
-            if isinstance(op, _ReduceOp) and op == _PREMUL_SUM:
-                outer, _per_thread.factor = _per_thread.factor, _factor(op)
+            if isinstance(op, _ReduceOp) and op == _ReduceOp.PREMUL_SUM:
+                # Older releases show it only to pickle.
+                outer, _per_thread.factor = _per_thread.factor, op.__getstate__()[1]
                 try:
                     return stock(*args, **kwargs)
                 finally:
@@ -74,25 +68,11 @@ def noting_factor(stock: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def current_factor() -> Any:
-    """The factor of the PREMUL_SUM that is being called.
-
-    Raises where C++ called it, which leaves no trace of the factor.
-    """
-    if _per_thread.factor is None:
-        raise NotImplementedError(
-            "the factor of ReduceOp.PREMUL_SUM is not known here: call it through torch.distributed"
-        )
-    return _per_thread.factor
-
-
 # Reductions over ranks: sum, mean, product and others of one tensor per rank, on the host.
 #
 # Added in the order of the ranks, or as `simgpu.comm.reduction` says. A mean is what NCCL computes:
 # of floating-point numbers each rank's are multiplied by 1/n before they are added, of integers the
 # sum is divided, towards zero. Sums of truth values are their "or".
-
-Tensor = torch.Tensor
 
 # Without what is replaced for code that may pass backward.
 _call_method = inspect.unwrap(torch._C.ScriptMethod.__call__)
@@ -120,13 +100,19 @@ class Reduction:
 
     @staticmethod
     def of(op: Any) -> Reduction:
-        """What a ReduceOp means, boxed by the dispatcher or not."""
+        """What a ReduceOp means, boxed by the dispatcher or not.
+
+        Raises for a PREMUL_SUM that C++ calls, which leaves no trace of the factor.
+        """
         kind: Any = op.op
         kind = _call_method(kind) if isinstance(op, torch._C.ScriptObject) else kind
-        reduction = _without_factor(int(kind))
-        if reduction.name == "PREMUL_SUM":
-            return Reduction(reduction.name, current_factor())
-        return reduction
+        name = distributed.ReduceOp.RedOpType(int(kind)).name
+        if name == "PREMUL_SUM" and _per_thread.factor is None:
+            raise NotImplementedError(
+                "the factor of ReduceOp.PREMUL_SUM is not known here: call it through "
+                "torch.distributed"
+            )
+        return Reduction(name, _per_thread.factor if name == "PREMUL_SUM" else None)
 
     def prepare(self, mine: Tensor, count: int) -> Tensor:
         """This rank's part as it is to be combined: a new tensor where it differs."""
@@ -161,11 +147,6 @@ class Reduction:
         if self.name == "AVG" and _is_integral(dtype):
             total = torch.div(total, len(parts), rounding_mode="trunc")
         return total
-
-
-@functools.cache
-def _without_factor(kind: int) -> Reduction:
-    return Reduction(distributed.ReduceOp.RedOpType(kind).name)
 
 
 def _is_integral(dtype: torch.dtype) -> bool:
@@ -265,9 +246,8 @@ class Call:
 
     def space_for(self, part: Tensor, count: int) -> list[Tensor]:
         """Where the parts of `count` ranks may arrive, which are like this one if it reduces."""
-        if self.reduction is None:
-            return self.outs
-        return [torch.empty_like(part) for _ in range(count)]
+        copies = self.reduction is not None
+        return [torch.empty_like(part) for _ in range(count)] if copies else self.outs
 
     def combined(self, parts: list[Tensor], segment: int | None = None) -> list[Tensor]:
         """What the outputs are to hold, of the parts of all ranks; `segment` as in `Reduction`."""
@@ -297,21 +277,26 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
+def _shared(first: Tensor, second: Tensor) -> tuple[int, int]:
+    """From where to where two contiguous tensors have memory in common, if that is after it."""
+    at, other = first.data_ptr(), second.data_ptr()
+    return max(at, other), min(at + first.nbytes, other + second.nbytes)
+
+
 def overlap(tensor: Tensor, out: Tensor) -> bool:
     """Whether two contiguous tensors of the host, unless they are one, have memory in common."""
-    first, second = tensor.data_ptr(), out.data_ptr()
-    return tensor is not out and first < second + out.nbytes and second < first + tensor.nbytes
+    begin, end = _shared(tensor, out)
+    return tensor is not out and begin < end
 
 
 def in_common(
     first: Tensor, second: Tensor, of_first: Tensor, of_second: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """Where two contiguous tensors have memory in common, the bytes of their copies; one pair."""
-    at, other = first.data_ptr(), second.data_ptr()
-    begin = max(at, other)
-    end = min(at + first.nbytes, other + second.nbytes)
+    begin, end = _shared(first, second)
     if begin >= end:
         return []
+    at, other = first.data_ptr(), second.data_ptr()
     mine = as_bytes(of_first)[begin - at : end - at]
     return [(mine, as_bytes(of_second)[begin - other : end - other])]
 
@@ -337,10 +322,9 @@ def described(tensors: Iterable[Tensor]) -> str:
     )
 
 
-# The error where the ranks of a group ask different things of it, naming both calls and lines.
-#
-# NCCL hangs, adds what does not belong together, or ends the process; gloo aborts. Here each rank
-# sees what all others ask before any data moves.
+# Where the ranks of a group ask different things of it, NCCL hangs, adds what does not belong
+# together, or ends the process; gloo aborts. Here each rank sees what all others ask before any
+# data moves, and the error names both calls and lines.
 
 _SAME_FORMAT = (
     "Their tensors need the same memory format, or values would be exchanged: call .contiguous() "
@@ -391,18 +375,15 @@ def check_agreement(group: str, number: int, ranks: Sequence[int], asked: Sequen
     if all(each.agreed == first for each in asked):
         _check_devices(group, ranks, [each.device for each in asked])
         return
-    kinds: dict[tuple[str | bytes, str, str], list[int]] = {}
-    for rank, (agreed, shown, place, _) in zip(ranks, asked, strict=True):
-        kinds.setdefault((agreed, shown, place), []).append(rank)
-    listed = "; ".join(
-        f"{named_ranks(members)}: {shown} at {place}"
-        for (_, shown, place), members in kinds.items()
-    )
-    layouts = {memory_format(shown) for _, shown, _ in kinds}
+    kinds: dict[Asked, list[int]] = {}
+    for rank, each in zip(ranks, asked, strict=True):
+        kinds.setdefault(each._replace(device=""), []).append(rank)
+    listed = "; ".join(f"{named_ranks(members)}: {each.line}" for each, members in kinds.items())
     text = with_advice(
         f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
         "group have to make the same calls in the same order"
     )
+    layouts = {memory_format(each.shown) for each in kinds}
     raise CollectiveMismatchError(f"{text}. {_SAME_FORMAT}" if len(layouts) > 1 else text)
 
 
@@ -412,19 +393,15 @@ _TOO_LATE = (
 )
 
 
-def _place_on_bus(device: str) -> str:
-    """How NCCL names a device: by the hexadecimal digits of its place on the bus."""
-    number = int(device.rpartition(":")[2])
-    return f"{number + 1:x}000"
-
-
 def _check_devices(group: str, ranks: Sequence[int], devices: Sequence[str]) -> None:
     taken: dict[str, int] = {}
     for rank, device in zip(ranks, devices, strict=True):
         if device and taken.get(device, rank) != rank:  # which may send to itself
+            # NCCL names a device by the hexadecimal digits of its place on the bus.
+            place = f"{int(device.rpartition(':')[2]) + 1:x}000"
             raise CollectiveMismatchError(
                 f"Duplicate GPU detected : rank {rank} and rank {taken[device]} both on CUDA "
-                f"device {_place_on_bus(device)} (group {group!r}). Each rank of a group of nccl "
+                f"device {place} (group {group!r}). Each rank of a group of nccl "
                 "needs a device of its own: call torch.cuda.set_device(local_rank) first"
                 + (_TOO_LATE if "CUDA_VISIBLE_DEVICES" in os.environ else "")
             )
@@ -465,27 +442,15 @@ def is_asked_for() -> bool:
 
 
 def check_no_nan(call: Call) -> None:
-    """Raise for a NaN in what this rank gives.
-
-    Raises:
-        NaNSentError: with the call, the line that made it and the first NaN.
-    """
+    """Raise NaNSentError for a NaN in what this rank gives, with the first one, call and line."""
     if call.kind == "broadcast" and call.outs:
         return  # it receives, in place
     rank = "" if call.collective is None else f" {call.collective.rank}"
     for tensor in call.ins:
-        found = _first_nan(tensor)
-        if found is not None:
+        found = tensor.isnan().nonzero()[:1].tolist()
+        if found:
             raise NaNSentError(
                 f"{DEVICE_TYPE} error: device-side assert triggered: rank{rank} gives NaN, at "
-                f"index {found} of {described([tensor])}, to {call.shown} at {call.place}. Without "
-                f"{_NAME} there is no such check"
+                f"index {tuple(found[0])} of {described([tensor])}, to {call.shown} at "
+                f"{call.place}. Without {_NAME} there is no such check"
             )
-
-
-def _first_nan(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return None
-    if not tensor.isnan().any():
-        return None
-    return tuple(tensor.isnan().nonzero()[0].tolist())

@@ -34,9 +34,7 @@ from simgpu._distributed.works import (
 from simgpu._util.naming import DEVICE_TYPE, visible_text
 from simgpu.errors import RankLostError, UnsupportedError
 
-# The backends of a process group: by whose rules each goes, and what C++ drops of it.
-#
-# C++ holds its own half of an object that was made in Python. The Python half, and what it knows,
+# C++ holds its own half of a backend that was made in Python. The Python half, and what it knows,
 # lives as long as its group here.
 
 _get_backend: Callable[..., Any] = distributed.ProcessGroup._get_backend
@@ -86,12 +84,6 @@ def keeping_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
     return wrap
 
 
-# Parts of a group, which C++ makes of gloo's own backends.
-#
-# C++ hands the options of the whole to its parts, and changes them: after the first split, the
-# whole would look for its ranks among those of the part, past the end of the list. A list that
-# memory that is not filled reads as it is, unless the backend is the first one of the process.
-
 _Gloo: Any = cpp_c10d.ProcessGroupGloo
 _options_of = _Gloo.options.fget  # ProcessGroupNCCL shows others
 
@@ -105,7 +97,12 @@ def copied(options: Any, _: Any = None) -> Any:
 
 
 def options_of_parts(backends: list[Any]) -> Any:
-    """What the parts of a group can be made with, whose backends are these; None if not of gloo."""
+    """What the parts of a group can be made with, whose backends are these; None if not of gloo.
+
+    C++ hands the options of the whole to its parts, and changes them: after the first split, the
+    whole would look for its ranks among those of the part, past the end of the list. A list that
+    is not filled reads as memory is, unless the backend is the first one of the process.
+    """
     if not all(isinstance(backend, _Gloo) for backend in backends):
         return None
     for backend in backends:
@@ -124,8 +121,8 @@ def meeting_point(whole: Any, ranks: Sequence[int]) -> str:
     torch.distributed names a part by how many groups a rank knows, which is another number for
     another rank. NCCL asks for no name, gloo does.
     """
-    times = _times.setdefault(whole, Counter())
     members = tuple(sorted(ranks))
+    times = _times.setdefault(whole, Counter())
     times[members] += 1
     return f"{agreed_name(whole)}:{'_'.join(map(str, members))}:{times[members]}"
 
@@ -204,7 +201,7 @@ class Communicator:
         with self._lock:
             call.number = self._numbers[row] = self._numbers.get(row, 0) + 1
             if not row:
-                self._tell_device(call)
+                self._note_device(call)
             previous = self._last.get(row) if asynchronous else None
             pending = Pending(call, None if previous is None else previous.last_open())
             if asynchronous:
@@ -220,15 +217,13 @@ class Communicator:
             pending.wait_and_raise(None)
         return pending
 
-    def _tell_device(self, call: Call) -> None:
+    def _note_device(self, call: Call) -> None:
         """Check that all ranks have changed to other devices at the same call, or none of them."""
         call.since = self._since.setdefault(call.device, call.number)
-        if call.since > 1:
-            name = "" if call.collective is None else f" {_name_of(call.collective.index)}"
-            call.add(
-                f", on a device first used in call {call.since}",
-                f", on the device{name} first used in call {call.since}",
-            )
+        if call.since > 1 and call.collective is not None:
+            name = visible_text(f"{DEVICE_TYPE}:{call.collective.index}")
+            since = f"first used in call {call.since}"
+            call.add(f", on a device {since}", f", on the device {name} {since}")
 
     def next_number(self, call: Call) -> int:
         """Which call of its group this one will be, from 1; sends and receives count by peer."""
@@ -240,11 +235,6 @@ class Communicator:
             _, pending = self._last.popitem()
             pending.complete(None)
         drop_unused(self.open)
-
-
-def _name_of(index: int) -> str:
-    """A device by the name that the program knows."""
-    return visible_text(f"{DEVICE_TYPE}:{index}")
 
 
 _communicators: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()

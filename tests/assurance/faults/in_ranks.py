@@ -122,7 +122,7 @@ COLLECTIVES = [
     ),
     fault(
         "tensors with gaps are sent",
-        "simgpu/_distributed/rules:_order",
+        "simgpu/_distributed/c10d_kernels:_order",
         drop_raise(1),
         "test_tensors_with_gaps_are_refused",
     ),
