@@ -50,13 +50,16 @@ def _wording(kind: Any) -> Callable[[BaseException], str]:
 def install_error_texts(patches: Patches) -> None:
     """Make built-in errors be worded too, until everything is undone or the process ends."""
     patches.then(_undo)
-    for kind in _KINDS:
-        python_objects.replace_str(kind, _wording(kind))
+    restores = (python_objects.replace_str(kind, _wording(kind)) for kind in _KINDS)
+    _restores.extend(filter(None, restores))
+
+
+_restores: list[Callable[[], None]] = []
 
 
 def _undo() -> None:
-    for kind in _KINDS:
-        python_objects.restore_str(kind)
+    while _restores:
+        _restores.pop()()
 
 
 atexit.register(_undo)

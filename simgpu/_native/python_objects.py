@@ -143,33 +143,37 @@ def _forget_lookups(kind: type) -> None:
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
-def can_replace_str(kind: type) -> bool:
-    """Whether `kind` has the text of BaseException and is laid out as this file expects."""
-    return _slot(kind, STR, _stock_slot) is not None and _attributes(kind) is not None
+def _replace(
+    kind: type, name: str, which: int, stock: int, ours: int, function: Any
+) -> Callable[[], None] | None:
+    """Give a type the method `name`, and its slot the function `ours` in place of `stock`.
+
+    Returns what restores both; None, and nothing is changed, where the type is laid out otherwise.
+    """
+    slot, attributes = _slot(kind, which, stock), _attributes(kind)
+    if slot is None or attributes is None:
+        return None
+    had = {key: value for key, value in attributes.items() if key == name}
+    attributes[name] = function
+    _forget_lookups(kind)
+    words[slot] = ours
+
+    def restore() -> None:
+        words[slot] = stock
+        del attributes[name]
+        attributes.update(had)
+        _forget_lookups(kind)
+
+    return restore
 
 
-def replace_str(kind: type, function: Callable[[Any], str]) -> bool:
-    """Make `function` make the text of instances of `kind`; returns whether that was possible.
+def replace_str(kind: type, function: Callable[[Any], str]) -> Callable[[], None] | None:
+    """Make `function` make the text of instances of `kind`; returns what restores it, or None.
 
     `kind` is a built-in type whose text is that of BaseException, and whose classes derived from it
     before keep the stock text, since they have a slot of their own.
     """
-    slot, attributes = _slot(kind, STR, _stock_slot), _attributes(kind)
-    if slot is None or attributes is None:
-        return False
-    attributes["__str__"] = function
-    _forget_lookups(kind)
-    words[slot] = _slot_of_python
-    return True
-
-
-def restore_str(kind: type) -> None:
-    """Give `kind` its own text back, if `replace_str` has changed it."""
-    slot, attributes = _slot(kind, STR, _slot_of_python), _attributes(kind)
-    if slot is not None and attributes is not None:
-        words[slot] = _stock_slot
-        del attributes["__str__"]
-        _forget_lookups(kind)
+    return _replace(kind, "__str__", STR, _stock_slot, _slot_of_python, function)
 
 
 def replace_new(kind: type, wrap: Callable[[Any], Any]) -> Callable[[], None] | None:
@@ -179,25 +183,17 @@ def replace_new(kind: type, wrap: Callable[[Any], Any]) -> Callable[[], None] | 
     returns take the type and the call's arguments. The word of the type that is written is known to
     be the right one if a class with a `__new__` in Python differs there from one without.
     """
-    attributes, stock_slot = _attributes(kind), words[(id(kind) >> 3) + NEW]
+    stock = words[(id(kind) >> 3) + NEW]
     plain, of_object = (words[(id(other) >> 3) + NEW] for other in (_Plain, object))
-    slot = _slot(kind, NEW, stock_slot)
-    inherited = plain == of_object != _new_of_python != stock_slot
-    if slot is None or attributes is None or "__new__" not in attributes or not inherited:
+    inherited = plain == of_object != _new_of_python != stock
+    if "__new__" not in vars(kind) or not inherited:
         return None
-    stock_attribute, make = attributes["__new__"], _MakeNew(stock_slot)
-    attributes["__new__"] = staticmethod(wrap(lambda cls, *args, **kw: make(cls, args, kw)))
-    _forget_lookups(kind)
-    words[slot] = _new_of_python
-
-    def restore() -> None:
-        words[slot] = stock_slot
-        attributes["__new__"] = stock_attribute
-        _forget_lookups(kind)
-
-    return restore
+    make = _MakeNew(stock)
+    wrapped = staticmethod(wrap(lambda cls, *args, **kw: make(cls, args, kw)))
+    return _replace(kind, "__new__", NEW, stock, _new_of_python, wrapped)
 
 
 def can_change_slots() -> bool:
-    """Whether the texts of built-in errors can be replaced by this interpreter."""
-    return can_replace_str(RuntimeError) or _slot(RuntimeError, STR, _slot_of_python) is not None
+    """Whether the texts of built-in errors can be replaced by this interpreter, or are by now."""
+    slots = (_slot(RuntimeError, STR, known) for known in (_stock_slot, _slot_of_python))
+    return any(slots) and _attributes(RuntimeError) is not None

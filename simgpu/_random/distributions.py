@@ -353,26 +353,25 @@ def _join(high: Words32, low: Words32, out: Array) -> None:
 
 def any_of(dtype: torch.dtype) -> Remainder:
     """`random_()`: every number of an integer dtype from 0 on, or all that a float counts to."""
+    return Remainder(_last(dtype) + 1, 0, dtype in (torch.float64, torch.int64))
+
+
+def _last(dtype: torch.dtype) -> int:
+    """The last number of an integer dtype, or that a float counts to."""
     if dtype in DIGITS:
-        return Remainder(2 ** DIGITS[dtype] + 1, 0, dtype is torch.float64)
-    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
-    return Remainder(most + 1, 0, dtype is torch.int64)
+        return int(2 ** DIGITS[dtype])
+    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def from_to(dtype: torch.dtype, low: int, high: int | None) -> Remainder:
     """`random_(low, high)`, where None is as far as the dtype goes; the limits are valid."""
     if high is None and low == _INT64_MIN:
         return Remainder(_WORD, 0, True)
+    if dtype in DIGITS:
+        low = _least(dtype, low)
+        high = None if high is None else _most(dtype, high)
     if high is None:
-        if dtype in DIGITS:
-            most = 2 ** DIGITS[dtype]
-        else:
-            most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
-        high = most + 1
-        if dtype in DIGITS:
-            low = _least(dtype, low)
-    elif dtype in DIGITS:
-        low, high = _least(dtype, low), _most(dtype, high)
+        high = _last(dtype) + 1
     span = (high - low) % _WORD
     return Remainder(span, low, span >= WIDE)
 
