@@ -226,6 +226,15 @@ class Call:
         """What calls that run one after the other have in common; "" for all collectives."""
         return f"{self.kind} {self.peer} {self.tag}" if self.is_between_two else ""
 
+    @property
+    def line(self) -> str:
+        """What errors show of it."""
+        return f"{self.shown} at {self.place}"
+
+    def named_in(self, group: str) -> str:
+        """That, as a call of its group."""
+        return f"{self.line} (call {self.number} of group {group!r})"
+
     def add(self, says: str, shown: str = "") -> None:
         """Say that, too; errors show it as `shown`, if that is more."""
         self.says += says

@@ -1,10 +1,4 @@
-"""DistributedDataParallel: its steps, mixed precision, communication hooks, ranks that join early.
-
-PyTorch's Reducer makes other buckets once it knows the dtype of low precision, and goes on to copy
-gradients into the old ones: what ranks send in the first step is whatever the new memory holds, on
-GPUs too. Before the second step it makes all buckets anew. Here the gradients are put where they
-belong before they are sent.
-"""
+"""DistributedDataParallel: its steps, mixed precision, hooks, and ranks that join early."""
 
 from __future__ import annotations
 
@@ -20,9 +14,8 @@ import torch
 
 from simgpu._util.frames import is_foreign, module_of
 
-# Which of its steps makes a collective, for errors: the program's line only calls forward or
+# For errors, which of its steps makes a collective: the program's line only calls forward or
 # backward.
-
 _NAME = "DistributedDataParallel"
 _IN_BACKWARD = "sum of gradients in backward"
 # By the function of `torch.nn.parallel.distributed` that makes the collective.
@@ -91,36 +84,33 @@ def with_low_precision(stock: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_filled_buckets(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """`Reducer._run_allreduce_hook`, which sends a bucket that holds the gradients."""
+    """`Reducer._run_allreduce_hook`, which sends a bucket that holds the gradients.
+
+    The Reducer makes other buckets once it knows the dtype of low precision, and goes on to copy
+    gradients into the old ones: what ranks send in the first step is whatever the new memory holds,
+    on GPUs too. Before the second step it makes all buckets anew.
+    """
 
     @functools.wraps(stock)
     def run(self: Any, bucket: Any) -> Any:
         if self in _low:
             with torch.no_grad():
-                _fill(bucket)
+                for view, of in zip(bucket.gradients(), bucket.parameters(), strict=True):
+                    view.zero_() if of.grad is None else view.copy_(of.grad)
         return stock(self, bucket)
 
     return run
 
 
-def _fill(bucket: Any) -> None:
-    for view, parameter in zip(bucket.gradients(), bucket.parameters(), strict=True):
-        if parameter.grad is None:
-            view.zero_()
-        else:
-            view.copy_(parameter.grad)
-
-
-# The sum by which DistributedDataParallel counts the ranks that have not joined yet.
-#
-# Its Reducer waits for that call and asks for its future afterwards. C++ holds half of the Work
-# only: here the Reducer has the other half too.
-
 _works: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def keep_join_work(stock: Callable[..., None]) -> Callable[..., None]:
-    """`Reducer._set_forward_pass_work_handle`, which keeps the Work until the next one comes."""
+    """`Reducer._set_forward_pass_work_handle`, which keeps the Work until the next one comes.
+
+    It is that of the sum which counts the ranks that have not joined yet. The Reducer waits for it
+    and asks for its future afterwards, and C++ holds half of the Work only.
+    """
 
     @functools.wraps(stock)
     def set_handle(self: Any, work: Any, *args: Any, **kwargs: Any) -> None:
@@ -130,27 +120,20 @@ def keep_join_work(stock: Callable[..., None]) -> Callable[..., None]:
     return set_handle
 
 
-# Communication hooks of DistributedDataParallel: what C++ makes of a hook's answer.
-#
-# It takes None for a future and ends the process. Anything else that is none it refuses without
-# saying of what.
-
-
 def check_hook_result(stock: Callable[..., None]) -> Callable[..., None]:
-    """`torch.distributed._register_comm_hook`, with a hook whose answer is looked at."""
+    """`torch.distributed._register_comm_hook`, with a hook whose answer is looked at.
+
+    C++ takes None for a future and ends the process. Anything else that is none it refuses without
+    saying of what.
+    """
 
     @functools.wraps(stock)
     def register(reducer: Any, state: Any, hook: Callable[..., Any]) -> None:
-        stock(reducer, state, _checked(hook))
-
-    return register
-
-
-def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(hook)
-    def call(state: Any, bucket: Any) -> Any:
-        answer = hook(state, bucket)
-        if not isinstance(answer, torch._C.Future):
+        @functools.wraps(hook)
+        def checked(state: Any, bucket: Any) -> Any:
+            answer = hook(state, bucket)
+            if isinstance(answer, torch._C.Future):
+                return answer
             name = getattr(hook, "__qualname__", repr(hook))
             raise TypeError(
                 f"the communication hook {name} returned {type(answer).__name__}, and has to "
@@ -158,6 +141,7 @@ def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:
                 "torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()"
                 ".then(lambda done: done.value()[0])"
             )
-        return answer
 
-    return call
+        stock(reducer, state, checked)
+
+    return register

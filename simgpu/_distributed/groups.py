@@ -193,9 +193,7 @@ class Communicator:
     def submit(self, call: Call, asynchronous: bool) -> Pending:
         """Begin a call; unless it is asynchronous, it has run when this returns."""
         if self.ended:
-            raise RankLostError(
-                f"{call.shown} at {call.place}: group {self.name!r} was {self.ended} by this rank"
-            )
+            raise RankLostError(f"{call.line}: group {self.name!r} was {self.ended} by this rank")
         call.looks_for_nan = getattr(self._backend, "looks_for_nan", self._looks_for_nan)
         row = call.row
         with self._lock:

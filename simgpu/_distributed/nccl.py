@@ -21,16 +21,12 @@ from torch.distributed import distributed_c10d
 from simgpu._distributed import collectives
 from simgpu.errors import UnsupportedError
 
-# `_hash_tensors`: the number of what a tensor holds, which PyTorch logs in its debug mode.
-#
-# With `TORCH_DISTRIBUTED_DEBUG=DETAIL` and NCCL it logs one for each Python object that ranks send
-# and receive. A build without NCCL has no such function.
-
 
 def hash_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
-    """A number of 64 bits, equal for equal bytes on any device; 0 where there are none.
+    """`_hash_tensors`, which a build without NCCL lacks: 64 bits, equal for equal bytes, or 0.
 
-    As in PyTorch, the whole memory under each tensor counts, of which it may be a part.
+    In its debug mode PyTorch logs one for each Python object that ranks send by NCCL. As there, the
+    whole memory under each tensor counts, of which it may be a part.
     """
     digest, count = hashlib.blake2b(digest_size=8), 0
     for tensor in tensors:
@@ -53,14 +49,13 @@ NEWER = {
 class NCCLConfig:
     """`ProcessGroupNCCL.NCCLConfig`: kept, and without effect."""
 
-    def __init__(self) -> None:
-        self.blocking = 0
-        self.cga_cluster_size = 4
-        self.min_ctas = 1
-        self.max_ctas = 32
-        self.net_name: str | None = None
-        self.split_share = 0
-        self.comm_name: str | None = None
+    blocking = 0
+    cga_cluster_size = 4
+    min_ctas = 1
+    max_ctas = 32
+    net_name: str | None = None
+    split_share = 0
+    comm_name: str | None = None
 
 
 class Options(c10d.Backend.Options):
@@ -75,9 +70,8 @@ class Options(c10d.Backend.Options):
 
     def __deepcopy__(self, memo: Any) -> Options:
         copy = Options(self.is_high_priority_stream)
-        copy._timeout = self._timeout
-        copy.global_ranks_in_group = self.global_ranks_in_group
-        copy.group_name = self.group_name
+        for name in ("_timeout", "global_ranks_in_group", "group_name"):
+            setattr(copy, name, getattr(self, name))
         return copy
 
 
@@ -172,18 +166,14 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
         groups.abort(self)
 
 
-# What the ranks that torchrun starts again read: nothing that those before them have written.
-#
-# torchrun keeps one store for all its attempts, which still has the addresses of the last one:
-# a rank that is faster than the others connects to processes that have ended, and fails or waits
-# until the timeout. That is a fault of PyTorch, which NCCL's ranks meet too (pytorch issue 135712).
-
-
 def with_restart_prefix(stock: Callable[..., Any]) -> Callable[..., Any]:
     """`_create_c10d_store` with the keys of each attempt apart from those of the others.
 
-    Where there are several machines, each of them counts its restarts by itself: the store is left
-    as it is.
+    torchrun keeps one store for all its attempts, which still has the addresses of the last one: a
+    rank that is faster than the others connects to processes that have ended, and fails or waits
+    until the timeout. That is a fault of PyTorch, which NCCL's ranks meet too (pytorch issue
+    135712). Where there are several machines, each of them counts its restarts by itself: the store
+    is left as it is.
     """
 
     @functools.wraps(stock)
@@ -198,14 +188,12 @@ def with_restart_prefix(stock: Callable[..., Any]) -> Callable[..., Any]:
     return create
 
 
-# torch.distributed.rpc: calls with CPU tensors work, and device maps are refused.
-#
-# Its agent moves tensors between the devices of two processes by CUDA's own channels in C++, and
-# ends in an internal assertion where there is no CUDA.
-
-
 def refusing_devices(stock: Callable[[Mapping[Any, Any]], Any]) -> Callable[..., Any]:
-    """`_to_device_map` of torch/distributed/rpc/options.py, for maps of only the CPU."""
+    """`_to_device_map` of torch/distributed/rpc/options.py, for maps of only the CPU.
+
+    The agent of RPC moves tensors between devices of two processes by CUDA's own channels in C++,
+    and ends in an internal assertion where there is no CUDA.
+    """
 
     @functools.wraps(stock)
     def to_device_map(device_map: Mapping[Any, Any]) -> Any:

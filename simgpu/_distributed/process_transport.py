@@ -239,12 +239,12 @@ class LostRanks:
 
     def failure(self, call: Call, error: Exception) -> BaseException:
         """Why a call of the group has failed, where `error` is what gloo says."""
-        what = f"call {call.number} of group {self._group!r}, {call.shown} at {call.place}"
+        what = f"call {call.number} of group {self._group!r}, {call.line}"
         if "imed out" in str(error):
             text = f"{what}: not all ranks came within the group's timeout ({error})"
             return CollectiveTimeoutError(with_advice(text))
         lost = self._described(error)
-        self.note(f"in {call.shown} at {call.place}, {lost}")
+        self.note(f"in {call.line}, {lost}")
         return RankLostError(with_advice(f"{what}: {lost}"))
 
     def _described(self, error: Exception) -> str:
@@ -345,7 +345,7 @@ class ProcessTransport(Transport):
         error: BaseException | None = None
         try:
             if self._failure is not None:
-                raise RankLostError(f"{call.shown} at {call.place}: {self._failure}")
+                raise RankLostError(f"{call.line}: {self._failure}")
             with plain_tensors(), torch.no_grad():
                 pending.begin()
                 self._perform(call)
@@ -356,7 +356,7 @@ class ProcessTransport(Transport):
         except BaseException as raised:  # on this rank: others may wait for it in the same call
             error, what = raised, f"{type(raised).__name__}: {raised}"
             self._failure = RankLostError(f"call {call.number} has failed on this rank ({what})")
-            self._losses.note(f"{call.shown} at {call.place}, {what}")
+            self._losses.note(f"{call.line}, {what}")
         pending.finish(error)
 
     def _perform(self, call: Call) -> None:

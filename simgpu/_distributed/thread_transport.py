@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from simgpu._distributed import collectives
-from simgpu._distributed.collectives import Asked, Call, Tensor
+from simgpu._distributed.collectives import Asked, Call, Tensor, named_ranks
 from simgpu._distributed.ddp import with_advice
 from simgpu._distributed.works import Pending, Transport
 from simgpu.errors import CollectiveMismatchError, RankLostError
@@ -42,16 +42,13 @@ class GroupCalls:
 
         Its results would never be there: on a GPU, it would wait for the other ranks for ever.
         """
-        for (group, number), group_call in self.calls.items():
+        for (group, _), group_call in self.calls.items():
             if group_call.error is None and group not in self.aborted:
-                pending = next(iter(group_call.here.values()))
-                self._raise_for(
-                    group, number, pending, [*group_call.here], [*range(len(group[-1]))]
-                )
+                here = group_call.here
+                self._raise_for(group, next(iter(here.values())), [*here], range(len(group[-1])))
         for (group, pair, _, sends), waiting in self.mail.items():
             if waiting and group not in self.aborted:
-                caller = pair[0] if sends else pair[1]
-                self._raise_for(group, waiting[0].call.number, waiting[0], [caller], [*pair])
+                self._raise_for(group, waiting[0], [pair[0] if sends else pair[1]], pair)
 
     def forget(self) -> None:
         """End the calls that never were complete, and keep none: they lead here, and to memory."""
@@ -59,12 +56,11 @@ class GroupCalls:
         left = [group_call.here.values() for group_call in calls.values()]
         for pending in itertools.chain(*left, *mail.values()):
             if not pending.done():
-                call = pending.call
-                pending.finish(RankLostError(f"{call.shown} at {call.place}: its world has ended"))
+                pending.finish(RankLostError(f"{pending.call.line}: its world has ended"))
 
     @staticmethod
     def _raise_for(
-        group: Any, number: int, pending: Pending, callers: list[int], wanted: list[int]
+        group: Any, pending: Pending, callers: Sequence[int], wanted: Iterable[int]
     ) -> NoReturn:
         """Name the call, who made it and who has not; both by their ranks within the group."""
         call, (_, name, ranks) = pending.call, group
@@ -73,10 +69,8 @@ class GroupCalls:
         have = "has" if len(others) == 1 else "have"
         missing = {"send": "its recv", "recv": "its send"}.get(call.kind, "it")
         text = (
-            f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
-            f"{collectives.named_ranks(here)} alone: "
-            f"{collectives.named_ranks(others)} {have} ended without "
-            f"{missing}, and no rank has waited for it"
+            f"{call.named_in(name)} was called by {named_ranks(here)} alone: "
+            f"{named_ranks(others)} {have} ended without {missing}, and no rank has waited for it"
         )
         raise CollectiveMismatchError(with_advice(text))
 
@@ -120,21 +114,17 @@ class ThreadTransport(Transport):
         self._waits.pause(pending.call.kind)
         if self._aborted:
             pending.finish(RankLostError(f"group {self._group!r} was aborted"))
-        elif pending.call.kind in ("send", "recv"):
+        elif pending.call.is_between_two:
             self._meet_peer(pending)
         else:
             self._meet_all(pending)
 
     def _wait(self, pending: Pending, _: float | None) -> None:
         """Run other ranks. No time passes meanwhile: what can never come is an error at once."""
-        self._waits.wait(self._me, pending.done, self._named(pending))
+        self._waits.wait(self._me, pending.done, pending.call.named_in(self._group))
 
     def _ask(self, pending: Pending) -> None:
-        self._waits.ask(self._me, self._named(pending))
-
-    def _named(self, pending: Pending) -> str:
-        call = pending.call
-        return f"{call.shown} at {call.place} (call {call.number} of group {self._group!r})"
+        self._waits.ask(self._me, pending.call.named_in(self._group))
 
     def _meet_all(self, pending: Pending) -> None:
         key = (self._key, pending.call.number)
@@ -217,11 +207,8 @@ def _run_for_all(pending: list[Pending]) -> None:
 def _move(calls: list[Call]) -> None:
     """Bring the parts of all ranks to those that get them; what all get is combined once."""
     pattern = calls[0].pattern
-    sources = calls
-    if pattern == "from_root":
-        sources = [calls[calls[0].peer]]
-    elif pattern == "pair":
-        sources = calls[:1]
+    source = {"from_root": calls[0].peer, "pair": 0}.get(pattern)
+    sources = calls if source is None else [calls[source]]
     values: list[Tensor] = []
     for rank, call in enumerate(calls):
         if not call.outs:

@@ -168,7 +168,7 @@ class Pending:
         """Wait until another thread says that the call has run."""
         if not self._done.wait(seconds):
             raise CollectiveTimeoutError(
-                f"{self.call.shown} at {self.call.place} has waited {seconds:g} s for other ranks"
+                f"{self.call.line} has waited {seconds:g} s for other ranks"
             )
 
     def complete(self, seconds: float | None) -> None:
