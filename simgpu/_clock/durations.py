@@ -52,8 +52,10 @@ class Durations:
         formula = _formula(kernel)
         if formula is None or not all(map(_is_plain, (*read, *made))):
             return seconds
-        rate = SHARE_OF_PEAK * self.rate(_dtype(read), _takes_tf32(kernel))
-        return max(seconds, formula(*args, **_shapely(kwargs), out_val=result) / rate)
+        dtype = next((each.dtype for each in read if each.is_floating_point()), torch.float32)
+        rate = SHARE_OF_PEAK * self.rate(dtype, _takes_tf32(kernel))
+        named = {name: value for name, value in kwargs.items() if name not in ("out", "device")}
+        return max(seconds, formula(*args, **named, out_val=result) / rate)
 
     def rate(self, dtype: torch.dtype, tf32: bool = False) -> float:
         """Peak operations per second. What a data sheet does not name runs at the rate of fp32."""
@@ -72,10 +74,8 @@ def nbytes(tensor: torch.Tensor) -> int:
         sparse = tensor.layout is torch.sparse_coo
         values = tensor._values() if sparse else tensor.values()
         return 2 * nbytes(values)  # about as much again for the indices
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride or not size else 1
-    return count * tensor.element_size()
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride or not size) * tensor.element_size()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -91,20 +91,11 @@ def _changed(
     return list(tensors_in(*(value for key, value in named if key in changes)))
 
 
-def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
-
-
 @functools.cache
 def _formula(kernel: torch._ops.OpOverload) -> Callable[..., int] | None:
     packet = kernel.overloadpacket
     name = _ON_CUDA.get(packet.__name__)
     return flop_registry.get(packet if name is None else getattr(torch.ops.aten, name))
-
-
-def _shapely(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments that formulas of FLOPs take."""
-    return {name: value for name, value in kwargs.items() if name not in ("out", "device")}
 
 
 @functools.cache

@@ -108,18 +108,14 @@ class Topology:
 
     def route(self, source: Place, target: Place) -> Route | None:
         """The way from one place to another; None where no links lead there."""
-        try:
-            return self._routes[source, target]
-        except KeyError:
-            return self._routes.setdefault((source, target), self._find(source, target))
-
-    def _find(self, source: Place, target: Place) -> Route | None:
-        hops = self._shortest(source, target)
-        if hops is None:
-            return None
-        links = [self.links[number] for number, _ in hops]
-        bandwidth = min((link.bandwidth for link in links), default=float("inf"))
-        return Route(hops, bandwidth, sum(link.latency for link in links))
+        if (source, target) not in self._routes:
+            hops = self._shortest(source, target)
+            links = [self.links[number] for number, _ in hops or ()]
+            bandwidth = min((link.bandwidth for link in links), default=float("inf"))
+            latency = sum(link.latency for link in links)
+            found = None if hops is None else Route(hops, bandwidth, latency)
+            self._routes[source, target] = found
+        return self._routes[source, target]
 
     def _shortest(self, source: Place, target: Place) -> tuple[Hop, ...] | None:
         """Breadth first; of ways with equally many links the one with the most bandwidth."""
@@ -202,15 +198,13 @@ def topology_of(asked: str | Iterable[Any], models: Sequence[Model]) -> Topology
     Raises ValueError, with the names that there are, for another one; for more devices than it has
     places for; and where a GPU has no NVLink. Raises TypeError for what is no topology at all.
     """
-    count = len(models)
-    if not isinstance(asked, (str, Iterable)):
-        raise TypeError(f"{_WANTED}, got {asked!r}")
-    if not isinstance(asked, str):
-        links = [each if isinstance(each, Link) else _link(each) for each in asked]
-        topology = Topology(links)
-    else:
+    if isinstance(asked, str):
         topology = Topology(_links(asked.lower(), models), asked)
-    topology.check(count)
+    elif isinstance(asked, Iterable):
+        topology = Topology([each if isinstance(each, Link) else _link(each) for each in asked])
+    else:
+        raise TypeError(f"{_WANTED}, got {asked!r}")
+    topology.check(len(models))
     return topology
 
 

@@ -88,12 +88,16 @@ _Gloo: Any = cpp_c10d.ProcessGroupGloo
 _options_of = _Gloo.options.fget  # ProcessGroupNCCL shows others
 
 
-def copied(options: Any, _: Any = None) -> Any:
-    """Other options of gloo, with the same in them."""
-    copy = _Gloo._Options()
-    for name in ("_devices", "_threads", "_timeout", "global_ranks_in_group", "group_name"):
+def copy_options(options: Any, copy: Any, *more: str) -> Any:
+    """Make another object of options hold the same: C++ has no copy of it."""
+    for name in ("_timeout", "global_ranks_in_group", "group_name", *more):
         setattr(copy, name, getattr(options, name))
     return copy
+
+
+def copied(options: Any, _: Any = None) -> Any:
+    """Other options of gloo, with the same in them."""
+    return copy_options(options, _Gloo._Options(), "_devices", "_threads")
 
 
 def options_of_parts(backends: list[Any]) -> Any:

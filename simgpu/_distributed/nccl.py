@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from simgpu._distributed import collectives
+from simgpu._distributed import collectives, groups
 from simgpu.errors import UnsupportedError
 
 
@@ -70,8 +70,7 @@ class Options(c10d.Backend.Options):
 
     def __deepcopy__(self, memo: Any) -> Options:
         copy = Options(self.is_high_priority_stream)
-        for name in ("_timeout", "global_ranks_in_group", "group_name"):
-            setattr(copy, name, getattr(self, name))
+        groups.copy_options(self, copy)
         return copy
 
 
@@ -161,8 +160,6 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
 
     def abort(self) -> None:
         """Make this group's later calls fail."""
-        from simgpu._distributed import groups
-
         groups.abort(self)
 
 

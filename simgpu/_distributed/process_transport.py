@@ -221,14 +221,7 @@ _TAG = 2**30  # of a message that is never sent
 
 
 class LostRanks:
-    """What one rank of a group knows of ranks that have gone.
-
-    Args:
-        backend: of the group, on this rank.
-        group: its name.
-        ranks: the global rank of each member.
-        store: that of the group, if it is known.
-    """
+    """What one rank of a group knows of ranks that have gone; `store` is the group's, or None."""
 
     def __init__(self, backend: Any, group: str, ranks: Sequence[int], store: Any) -> None:
         self._backend, self._group, self._ranks, self._store = backend, group, ranks, store
@@ -298,7 +291,7 @@ def _key(rank: int) -> str:
 _SMALL = 2**22  # bytes of all ranks up to which a sum gathers whole tensors through sockets
 _SHARED = 2**26  # and up to which it does so in shared memory
 _STEP = 2**16  # by how many bytes the memory that a rank shares grows, or a multiple of it
-_HEADER, _REPLY, _DATA = 0, 1, 2  # parts of a send: what is sent, what is awaited, the data
+_PARTS, _DATA = 3, 2  # a send has a tag each for both records, the sender's first, and the data
 
 
 class _GlooError(Exception):
@@ -309,9 +302,8 @@ class ProcessTransport(Transport):
     """Carries out the calls of one group on this rank, in order; sends and receives by peer."""
 
     def __init__(self, backend: Any, group: str, ranks: Sequence[int], store: Any = None) -> None:
-        self._backend = backend
-        self._group = group
-        self._ranks = ranks
+        self._backend, self._group, self._ranks = backend, group, ranks
+        self._here, self._count = backend.rank(), len(ranks)
         self._lanes: dict[str, SerialQueue] = {}
         self._failure: BaseException | None = None
         self._memory: SharedMemory | None = None
@@ -335,7 +327,7 @@ class ProcessTransport(Transport):
 
         pending.waits_by(wait)
         # A single rank only waits for what it sends to itself.
-        awaited = awaited or (len(self._ranks) == 1 and call.kind != "recv")
+        awaited = awaited or (self._count == 1 and call.kind != "recv")
         lane.submit(lambda: self._do(pending), awaited)
         if awaited:
             lane.help(pending.done)
@@ -360,12 +352,12 @@ class ProcessTransport(Transport):
         pending.finish(error)
 
     def _perform(self, call: Call) -> None:
-        if call.is_between_two and call.peer == self._backend.rank():
+        if call.is_between_two and call.peer == self._here:
             self._meet_itself(call)
             return
         if call.is_between_two:
             self._meet_peer(call)
-        elif len(self._ranks) > 1 and self._agree(call):
+        elif self._count > 1 and self._agree(call):
             return
         if call.nbytes or call.kind == "all_to_all":
             getattr(self, f"_{call.pattern}")(call)
@@ -408,8 +400,7 @@ class ProcessTransport(Transport):
         """Whether each rank can write so much where the others read it. All ranks ask at once."""
         if nbytes > self._asked:
             self._asked = -(-nbytes // _STEP) * _STEP
-            rank = self._backend.rank()
-            self._memory = share(self._asked, rank, self._tell) or self._memory
+            self._memory = share(self._asked, self._here, self._tell) or self._memory
         return self._memory is not None and nbytes <= self._memory.nbytes
 
     def _tell_in_memory(self, record: Tensor, data: Tensor | None) -> list[Tensor]:
@@ -424,7 +415,7 @@ class ProcessTransport(Transport):
 
     def _tell(self, mine: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which are as large as this one, through sockets."""
-        records = list(mine.new_empty(len(self._ranks), *mine.shape).unbind())
+        records = list(mine.new_empty(self._count, *mine.shape).unbind())
         self._run(self._backend.allgather, [records], [mine])
         return records
 
@@ -432,11 +423,11 @@ class ProcessTransport(Transport):
         """What each rank has for all, where that is all there is to a call."""
         if call.pattern != "all" or len({out.numel() for out in call.outs}) > 1:
             return None
-        if not 0 < call.ins[0].nbytes * len(self._ranks) <= _SHARED:
+        if not 0 < call.ins[0].nbytes * self._count <= _SHARED:
             return None
         if call.reduction is not None and not comm.is_ordered():
             return None
-        return call.part_for(0, len(self._ranks))
+        return call.part_for(0, self._count)
 
     def _compare(self, call: Call, records: list[Tensor]) -> None:
         self._losses.last = records
@@ -445,24 +436,21 @@ class ProcessTransport(Transport):
             try:
                 collectives.check_agreement(self._group, call.number, self._ranks, asked)
             except CollectiveMismatchError as error:
-                first = self._ranks[0]
-                error.reported_by = None if self._backend.rank() == 0 else first
+                error.reported_by = self._ranks[0] if self._here else None
                 raise
 
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
-        mine = record_of(call)
-        theirs, tag = torch.empty(SIZE, dtype=torch.uint8, device="cpu"), 3 * call.tag
-        if call.kind == "send":
-            self._run(self._backend.send, [mine], call.peer, tag + _HEADER)
-            self._run(self._backend.recv, [theirs], call.peer, tag + _REPLY)
-        else:
-            self._run(self._backend.recv, [theirs], call.peer, tag + _HEADER)
-            self._run(self._backend.send, [mine], call.peer, tag + _REPLY)
-        ranks = [self._ranks[self._backend.rank()], self._ranks[call.peer]]
-        collectives.check_agreement(
-            self._group, call.number, ranks, [*map(read_record, (mine, theirs))]
-        )
+        mine, theirs = record_of(call), torch.empty(SIZE, dtype=torch.uint8, device="cpu")
+        steps = [(self._backend.send, mine), (self._backend.recv, theirs)]
+        for part, (move, record) in enumerate(steps if call.kind == "send" else reversed(steps)):
+            self._run(move, [record], call.peer, _PARTS * call.tag + part)
+        self._check_pair(call, [self._here, call.peer], [mine, theirs])
+
+    def _check_pair(self, call: Call, members: Sequence[int], records: Sequence[Tensor]) -> None:
+        ranks = [self._ranks[member] for member in members]
+        asked = [read_record(record) for record in records]
+        collectives.check_agreement(self._group, call.number, ranks, asked)
 
     def _meet_itself(self, call: Call) -> None:
         """Post what the tensor of a send holds now, or put the oldest into that of a receive.
@@ -478,9 +466,7 @@ class ProcessTransport(Transport):
             record, data = sent.get(timeout=seconds)
         except queue.Empty:
             raise TimeoutError(f"Timed out waiting {seconds:g} s for its own send") from None
-        ranks = [self._ranks[call.peer]] * 2
-        asked = [read_record(each) for each in (record_of(call), record)]
-        collectives.check_agreement(self._group, call.number, ranks, asked)
+        self._check_pair(call, [self._here] * 2, [record_of(call), record])
         as_bytes(call.outs[0]).copy_(data)
 
     # How gloo moves tensors, by the pattern of a call.
@@ -488,7 +474,7 @@ class ProcessTransport(Transport):
     def _pair(self, call: Call) -> None:
         move = self._backend.send if call.kind == "send" else self._backend.recv
         [tensor] = call.ins or call.outs
-        self._run(move, [as_bytes(tensor)], call.peer, 3 * call.tag + _DATA)
+        self._run(move, [as_bytes(tensor)], call.peer, _PARTS * call.tag + _DATA)
 
     def _from_root(self, call: Call) -> None:
         if call.kind == "broadcast":
@@ -503,8 +489,8 @@ class ProcessTransport(Transport):
         self._run(self._backend.scatter, [as_bytes(call.outs[0])], ins, scatter)
 
     def _to_root(self, call: Call) -> None:
-        mine = call.part_for(call.peer, len(self._ranks))
-        parts = call.space_for(mine, len(self._ranks)) if call.outs else []
+        mine = call.part_for(call.peer, self._count)
+        parts = call.space_for(mine, self._count) if call.outs else []
         options = c10d.GatherOptions()
         options.rootRank = call.peer
         outs = [[as_bytes(part) for part in parts]] if parts else []
@@ -513,13 +499,13 @@ class ProcessTransport(Transport):
             call.write(call.combined(parts))
 
     def _all(self, call: Call) -> None:
-        mine = call.part_for(0, len(self._ranks))
-        if len(self._ranks) == 1:
+        mine = call.part_for(0, self._count)
+        if self._count == 1:
             call.write([mine])
         elif call.reduction is not None and not self._is_small(call):
             self._all_in_segments(call, mine)
         else:
-            parts = call.space_for(mine, len(self._ranks))
+            parts = call.space_for(mine, self._count)
             self._all_gather(parts, mine)
             call.write(call.combined(parts))
 
@@ -532,7 +518,7 @@ class ProcessTransport(Transport):
 
     def _all_in_segments(self, call: Call, mine: Tensor) -> None:
         """Combine a segment on each rank, and gather the segments of all."""
-        count, here = len(self._ranks), self._backend.rank()
+        count, here = self._count, self._here
         chunks = mine.reshape(-1).tensor_split(count)
         parts = call.space_for(chunks[here], count)
         self._exchange(parts, chunks)
@@ -540,7 +526,7 @@ class ProcessTransport(Transport):
         self._all_gather(call.outs[0].view(-1).tensor_split(count), total)
 
     def _each(self, call: Call) -> None:
-        count, here = len(self._ranks), self._backend.rank()
+        count, here = self._count, self._here
         ins = [call.part_for(rank, count) for rank in range(count)]
         outs = call.space_for(ins[here], count)
         if call.reduction is None:
@@ -549,8 +535,7 @@ class ProcessTransport(Transport):
         call.write(call.combined(outs, segment=here))
 
     def _agree_on_splits(self, call: Call, awaited: list[int], sent: list[int]) -> None:
-        mine = torch.tensor([sent, awaited], device="cpu")
-        tables = self._tell(mine)
+        tables = self._tell(torch.tensor([sent, awaited], device="cpu"))
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
             asked = [read_record(record) for record in self._tell(record_of(call))]
@@ -568,7 +553,7 @@ class ProcessTransport(Transport):
     def _is_small(self, call: Call) -> bool:
         """Whether each rank gathers the tensors of all for a sum."""
         most = _SMALL if self._asked and self._memory is None else _SHARED
-        few = len(self._ranks) * call.nbytes <= most
+        few = self._count * call.nbytes <= most
         return call.kind == "all_reduce" and few and comm.is_ordered()
 
     def _run(self, begin: Callable[..., Any], *args: Any) -> None:

@@ -162,10 +162,7 @@ def _part_of_backend(self: Any, store: Any, ranks: Sequence[int], options: Any) 
 
 def _copied(self: Any, _: Any) -> Any:
     """A copy of options, which `split_group` of older releases makes."""
-    copy = type(self)()
-    for name in ("_timeout", "global_ranks_in_group", "group_name"):
-        setattr(copy, name, getattr(self, name))
-    return copy
+    return groups.copy_options(self, type(self)())
 
 
 class _InstancesOf(type):
