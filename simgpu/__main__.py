@@ -1,6 +1,6 @@
 """The command line: `simgpu COMMAND`, or `python -m simgpu COMMAND`.
 
-Each command is a file in `simgpu/_cli`.
+The commands are in `simgpu/_cli`.
 
 May import: `_cli`.
 """
@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from simgpu._cli import compare, fuzz, info, replay, run
+from simgpu._cli import compare, fuzz, info, run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     prog = "python -m simgpu" if sys.argv[0].endswith("__main__.py") else "simgpu"
     root = argparse.ArgumentParser(prog=prog, description="Simulated GPUs for PyTorch programs.")
     commands = root.add_subparsers(dest="command", required=True)
-    for command in (run, fuzz, replay, compare, info):
+    for command in (run, fuzz, compare, info):
         command.add_arguments(commands)
     for command_parser in commands.choices.values():
         command_parser.set_defaults(parser=command_parser)
@@ -31,10 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     program: list[str] = []
     if words[:1] == ["run"]:
-        own, program = run.cut(words[1:])
-        words[1:] = own
+        words[1:], program = run.cut(words[1:])
     options, unknown = parser().parse_known_args(words)
-    options.program = program
+    options.own, options.program = words[1:], program  # as they were written, to run it again
     if unknown:  # with the usage of the command, which the root's parser does not know
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     status: int = options.start(options)

@@ -31,11 +31,13 @@ def start(options: argparse.Namespace) -> int:
     for path in options.files:
         if not path.is_file():
             options.parser.error(f"no such file: {path}")
-    root = _root(options.files[0].resolve())
+    belongs = "tests/support/comparison.py"
+    folders = options.files[0].resolve().parents
+    root = next((folder for folder in folders if (folder / belongs).is_file()), None)
     if root is None:
         options.parser.error(
-            f"{options.files[0]} is not in a clone of the repository: there is no "
-            "tests/support/comparison.py in a folder above it"
+            f"{options.files[0]} is not in a clone of the repository: there is no {belongs} in a "
+            "folder above it"
         )
     if missing_packages("comparing", NEEDED):
         return 4
@@ -48,11 +50,3 @@ def start(options: argparse.Namespace) -> int:
     except errors.RecordingError as error:
         options.parser.error(str(error))
     return status
-
-
-def _root(path: Path) -> Path | None:
-    """The clone that contains a recording."""
-    for folder in path.parents:
-        if (folder / "tests" / "support" / "comparison.py").is_file():
-            return folder
-    return None

@@ -7,6 +7,7 @@ which cannot be run again by itself: it would wait for the others.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import json
@@ -14,8 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +29,19 @@ NOT_AGAIN = (
 )
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The options of the clock.
+class ClockUntilExit:
+    """Keeps a clock in force until the process ends, and reports the estimate then.
 
-    Attributes:
-        model: which GPU each device is; with commas one per device.
-        topology: how they are joined.
-        summary: whether to print the estimate, also for other numbers of devices.
-        report: the file for the estimate, in place of printing it.
-        again: the command that runs the program with another number of devices, put for the
-            first "N", and its estimate into the file put for the first "FILE".
-        source: what that command finds on its standard input.
+    Args:
+        options: those of `simgpu run`, with the words of its command line.
+        environment: the one that the command was started in.
+        source: the standard input, if the program was read from it.
     """
 
-    model: str
-    topology: str
-    summary: bool
-    report: str | None
-    again: Sequence[str]
-    source: bytes | None = None
-
-
-class ClockUntilExit:
-    """Keeps a clock in force until the process ends, and reports the estimate then."""
-
-    def __init__(self, options: Clock, environment: Mapping[str, str]) -> None:
-        self._options, self._environment = options, dict(environment)
+    def __init__(
+        self, options: argparse.Namespace, environment: Mapping[str, str], source: bytes | None
+    ) -> None:
+        self._options, self._environment, self._source = options, dict(environment), source
         self._folder, self._process = os.getcwd(), os.getpid()
         self._ends = contextlib.ExitStack()
         self._estimate: Any = None
@@ -64,12 +50,12 @@ class ClockUntilExit:
         """Put the clock in force; returns why not, where it is refused."""
         from simgpu._clock.estimate import clock
 
-        options = self._options
-        names = options.model.split(",") if "," in options.model else options.model
+        model, topology = self._options.clock, self._options.topology or "pcie"
+        names = model.split(",") if "," in model else model
         try:
-            self._estimate = self._ends.enter_context(clock(names, options.topology))
+            self._estimate = self._ends.enter_context(clock(names, topology))
         except ValueError as error:
-            return f"--clock {options.model} --topology {options.topology}: {error}"
+            return f"--clock {model} --topology {topology}: {error}"
         atexit.register(self._end)
         return None
 
@@ -80,8 +66,8 @@ class ClockUntilExit:
         count = len(summary.shares)
         self._ends.close()
         own = {"seconds": summary.seconds, "step": summary.step_seconds}
-        if self._options.report is not None:
-            Path(self._options.report).write_text(json.dumps(own), encoding="utf-8")
+        if self._options.estimate_to is not None:
+            self._options.estimate_to.write_text(json.dumps(own), encoding="utf-8")
         elif self._options.summary:
             heading = timeline.heading(self._environment)
             if heading:  # in one piece: other ranks write there, too
@@ -105,30 +91,27 @@ class ClockUntilExit:
         """The estimate of the program with another number of devices."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "estimate.json"
-            values = {"N": str(count), "FILE": str(report)}
-            command = list(self._options.again)
-            for name, value in values.items():
-                if name in command:  # and perhaps again, behind the program
-                    command[command.index(name)] = value
-            given = Path(folder) / "input"
-            given.write_bytes(self._options.source or b"")
-            with given.open("rb") as stdin:
-                ended = subprocess.run(
-                    command,
-                    cwd=self._folder,
-                    env=self._environment,
-                    stdin=stdin,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                    check=False,
-                )
+            command = again(self._options, count, report)
+            ended = subprocess.run(
+                command,
+                cwd=self._folder,
+                env=self._environment,
+                input=self._source or b"",
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
             if ended.returncode == 0 and report.exists():
                 read: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
                 return read
-        lines = ended.stderr.strip().splitlines()
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
         return {"failed": lines[-1] if lines else f"exit status {ended.returncode}"}
+
+
+def again(options: argparse.Namespace, count: int, report: Path) -> list[str]:
+    """The command that runs the program with `count` devices, and writes the estimate."""
+    more = ["--devices", str(count), "--estimate-to", str(report)]  # of two such, the last counts
+    return [sys.executable, "-m", "simgpu", "run", *options.own, *more, *options.program]
 
 
 def scaling_table(estimates: Mapping[int, Mapping[str, Any]]) -> str:
@@ -137,12 +120,11 @@ def scaling_table(estimates: Mapping[int, Mapping[str, Any]]) -> str:
 
     good = {n: each for n, each in estimates.items() if "failed" not in each}
     by_step = bool(good) and all(each["step"] is not None for each in good.values())
-    what = "step" if by_step else "program"
-    lines = [f"{'devices':<9}{'estimate of a step' if by_step else 'estimate of it all':>20}"]
-    lines[0] += f"{'speed-up':>10}"
+    key = "step" if by_step else "seconds"
+    what = "estimate of a step" if by_step else "estimate of it all"
+    lines = [f"{'devices':<9}{what:>20}{'speed-up':>10}"]
     if not by_step and good:
         lines.insert(0, "no optimizer.step() marks steps: the estimates cover the whole program")
-    key = {"step": "step", "program": "seconds"}[what]
     first = next(iter(good.values()), None)
     for count, each in estimates.items():
         if "failed" in each:

@@ -1,13 +1,15 @@
-"""`simgpu fuzz`: its arguments."""
+"""`simgpu fuzz` and `simgpu replay`: their arguments."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
-from simgpu._cli.arguments import add_devices_and_database, at_least, missing_packages, output_file
+from simgpu._cli.arguments import at_least, device_range, missing_packages, output_file
+from simgpu._fuzz import sessions
 
 # Packages that fuzzing and replaying import, by the name under which they are imported.
 NEEDED = {
@@ -19,7 +21,15 @@ NEEDED = {
 }
 
 
+PREFIX = "S1"  # of the tokens of schedules
+
+
 def add_arguments(commands: Any) -> None:
+    _add_fuzz(commands)
+    _add_replay(commands)
+
+
+def _add_fuzz(commands: Any) -> None:
     fuzz = commands.add_parser(
         "fuzz",
         help="look for batches and devices that break a property",
@@ -37,7 +47,11 @@ def add_arguments(commands: Any) -> None:
         "--examples", type=at_least(int, 1), metavar="N", help="for each property, once"
     )
     fuzz.add_argument(
-        "--jobs", type=at_least(int, 1), metavar="J", help="processes (default: one per core)"
+        "--jobs",
+        type=at_least(int, 1),
+        default=os.cpu_count() or 1,
+        metavar="J",
+        help="processes (default: one per core)",
     )
     fuzz.add_argument(
         "-k",
@@ -61,19 +75,69 @@ def add_arguments(commands: Any) -> None:
     fuzz.add_argument(
         "paths",
         nargs="*",
+        default=["tests"],
         metavar="PATH",
         help="files, folders or node ids of tests (default: tests)",
     )
-    add_devices_and_database(fuzz)
+    _add_devices_and_database(fuzz)
     fuzz.set_defaults(start=start)
+
+
+def _add_replay(commands: Any) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="run one failing example of a report again",
+        description="Run one failing example again, with pytest's own output. A report has the "
+        "whole command for each of its failures.",
+    )
+    replay.add_argument(
+        "property",
+        metavar="PROPERTY",
+        help="the property's node id, such as tests/test_it.py::test_it; or nothing but the token "
+        "of a schedule, if a test has failed under it in this folder",
+    )
+    replay.add_argument(
+        "blob",
+        nargs="?",
+        metavar="CODE",
+        help="the example, as the report has it (default: what the database has), or the token "
+        "of a schedule",
+    )
+    replay.add_argument(
+        "--schedules",
+        action="store_true",
+        help="the example comes from a campaign with --schedules",
+    )
+    _add_devices_and_database(replay)
+    replay.set_defaults(start=start_replay)
+
+
+def _add_devices_and_database(command: argparse.ArgumentParser) -> None:
+    for name, of in (
+        ("--devices", "simulated devices, or one number"),
+        ("--ranks", "ranks of a world of simgpu.ranks"),
+    ):
+        command.add_argument(
+            name,
+            type=device_range,
+            default=(1, 8),
+            metavar="1..8",
+            help=f"the fewest and the most {of} (default: 1..8)",
+        )
+    command.add_argument(
+        "--database",
+        default=sessions.DEFAULT_DATABASE,
+        metavar="WHERE",
+        help="where examples are kept: a folder, which machines may share, or redis://... "
+        f"(default: {sessions.DEFAULT_DATABASE})",
+    )
 
 
 def start(options: argparse.Namespace) -> int:
     """Check what the arguments name, and fuzz."""
     if missing_packages("fuzzing", NEEDED):
         return 4
-    paths = options.paths or ["tests"]
-    absent = [path for path in paths if not os.path.exists(path.partition("::")[0])]
+    absent = [path for path in options.paths if not os.path.exists(path.partition("::")[0])]
     if absent:
         print(f"no such tests: {', '.join(absent)}; name your own after the options")
         return 4
@@ -82,17 +146,38 @@ def start(options: argparse.Namespace) -> int:
         return 4
     from simgpu._fuzz.campaign import CampaignOptions, run_campaign
 
-    return run_campaign(
-        CampaignOptions(
-            paths=tuple(paths),
-            devices=options.devices,
-            ranks=options.ranks,
-            database=options.database,
-            report=options.report,
-            jobs=options.jobs or os.cpu_count() or 1,
-            minutes=options.minutes,
-            examples=options.examples,
-            keyword=options.keyword,
-            schedules=options.schedules,
+    names = [field.name for field in dataclasses.fields(CampaignOptions)]
+    return run_campaign(CampaignOptions(**{name: getattr(options, name) for name in names}))
+
+
+def start_replay(options: argparse.Namespace) -> int:
+    """Run the example or the schedule that the arguments name."""
+    if missing_packages("replaying", NEEDED):
+        return 4
+    token = options.blob or options.property
+    if not token.startswith(PREFIX):
+        if options.blob and not sessions.is_example(options.blob):
+            print(
+                f"{options.blob!r} is no code of an example, and no token of a schedule: copy the "
+                "whole command from the report, or leave it out for what the database has"
+            )
+            return 4
+        return sessions.replay(
+            options.property,
+            options.blob,
+            options.devices,
+            options.database,
+            options.ranks,
+            options.schedules,
         )
-    )
+    from simgpu._pytest import repeats
+
+    name = options.property if options.blob else repeats.test_of(token)
+    if name is None:
+        print(
+            f"no test is known here for the schedule {token}: pass the test too (simgpu replay "
+            "tests/test_it.py::test_it TOKEN), or repeat a program of your own within "
+            "simgpu.schedule(replay=TOKEN)"
+        )
+        return 4
+    return sessions.replay_schedule(name, token, options.devices)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What `simgpu info` prints: versions, GPUs, devices, native tricks, the pytest plugin.
-
 PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "numpy", "jinja2", "tqdm")
 
 
@@ -21,9 +19,7 @@ def description() -> Iterator[str]:
     """Yield the lines, some of which take a while to find out."""
     from simgpu._config import options
 
-    given = (
-        options.clear_variables()
-    )  # so that importing torch makes no devices: they would hide the GPUs
+    given = options.clear_variables()  # or importing torch makes devices, which hide the GPUs
     folder = Path(__file__).parents[1]
     yield _line("simgpu", f"{_version('simgpu')} in {folder}")
     yield _line("python", f"{platform.python_version()} ({sys.executable})")

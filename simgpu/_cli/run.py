@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from simgpu._cli import arguments
-from simgpu._cli import run_script as cli_run_script
 from simgpu._cli.arguments import device_count, output_file
-from simgpu._cli.estimates import Clock, ClockUntilExit
-from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
+from simgpu._cli.estimates import ClockUntilExit
+from simgpu._cli.run_script import Program, main_inside, make_devices, prepare, run_script
 from simgpu._config.options import RNGS
 from simgpu._util.naming import MAX_DEVICES, STRICT
 
@@ -33,10 +31,34 @@ def add_arguments(commands: Any) -> None:
 
 
 def cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words after `run` that are options, and those from the program's name."""
+    """Return the words after `run` that are options, and those from the program's name.
+
+    The program begins at the first word that is neither an option nor an option's value: a path,
+    "-", "--", "-m" or "-c". `argparse` cannot split them: it looks for the command's options behind
+    the program's name too, and drops "--" and all that follows `-cTEXT`. A value is joined to its
+    option: it may begin with "-", as a number below 0 does.
+    """
     reader = argparse.ArgumentParser()
     _add_options(reader)
-    return arguments.split_program(reader, words)
+    own: list[str] = []
+    rest = list(words)
+    while rest and not _names_a_program(rest[0]):
+        word = rest.pop(0)
+        if _takes_a_value(reader, word) and rest and not rest[0].startswith("--"):
+            word += f"={rest.pop(0)}"
+        own.append(word)
+    return own, rest
+
+
+def _names_a_program(word: str) -> bool:
+    return word in ("-", "--") or not word.startswith("-") or word[:2] in ("-m", "-c")
+
+
+def _takes_a_value(reader: argparse.ArgumentParser, word: str) -> bool:
+    """Whether the word after `word` is its value; options may be shortened."""
+    actions = reader._option_string_actions
+    meant = [word] if word in actions else [name for name in actions if name.startswith(word)]
+    return len(meant) == 1 and actions[meant[0]].nargs is None
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
@@ -170,32 +192,20 @@ def start(options: argparse.Namespace) -> int:
     """Check what the arguments name, and run the program."""
     program = _program(options)
     _refuse_to_watch_a_launcher(options, program)
-    script = ScriptOptions(
-        program=program,
-        devices=options.devices,
-        memory=options.memory,
-        model=options.model,
-        rng=options.rng,
-        as_cuda=options.name == "cuda",
-        force=options.force,
-        replace_data_parallel=options.replace_data_parallel,
-        trace=options.trace and str(options.trace),
-        summary=options.summary,
-        races=options.races,
-        asynchronous=options.lazy or options.async_seed is not None,
-        async_seed=options.async_seed,
-    )
     environment = dict(os.environ)
     if options.strict:
         os.environ[STRICT] = "1"
-    clock = _clock(options, program)
-    refusal = make_devices(script) or prepare(script.program)
-    if refusal is None and clock is not None:
-        refusal = ClockUntilExit(clock, environment).start()
+    if options.estimate_to is not None:  # another run, for the table of the first one
+        options.trace, options.summary, options.races = None, False, False
+    if options.clock is None and options.topology is not None:
+        options.parser.error("--topology describes the links of --clock: add --clock")
+    refusal = make_devices(options) or prepare(program)
+    if refusal is None and options.clock is not None:
+        refusal = ClockUntilExit(options, environment, program.source).start()
     if refusal is not None:
         options.parser.error(refusal)
     try:
-        run_script(script)
+        run_script(program, options)
     except SystemExit as ended:
         if ended.code == 2:  # as argparse ends where a program does not know an argument
             _warn_misplaced_options(options.parser, program)
@@ -245,29 +255,6 @@ def _refuse_to_watch_a_launcher(options: argparse.Namespace, program: Program) -
         )
 
 
-def _clock(options: argparse.Namespace, program: Program) -> Clock | None:
-    """What is asked of the clock; ends with a message where there is none to be asked."""
-    if options.clock is None:
-        if options.topology is not None:
-            options.parser.error("--topology describes the links of --clock: add --clock")
-        return None
-    topology = options.topology or "pcie"
-    again = [sys.executable, "-m", "simgpu", "run", "--devices", "N", "--estimate-to", "FILE"]
-    again += ["--clock", options.clock, "--topology", topology, "--as", options.name]
-    for name in ("memory", "model", "rng"):
-        value = getattr(options, name)
-        again += [] if value is None else [f"--{name}", value]
-    again += ["--force"] * options.force
-    again += ["--strict"] * options.strict
-    again += ["--replace-data-parallel"] * options.replace_data_parallel
-    again += ["--async"] * options.lazy
-    again += [] if options.async_seed is None else ["--async-seed", str(options.async_seed)]
-    again += [{"module": "-m", "code": "-c"}.get(program.kind, "--")]
-    again += [program.text, *program.arguments]
-    report = options.estimate_to and str(options.estimate_to)
-    return Clock(options.clock, topology, options.summary, report, again, program.source)
-
-
 def _program(options: argparse.Namespace) -> Program:
     """Return the program that is to run; ends with a message where there is none."""
     error = options.parser.error
@@ -293,7 +280,7 @@ def _program(options: argparse.Namespace) -> Program:
             error(f"no such module: {program.text}")
     elif program.kind == "script":
         path = program.text
-        if os.path.isdir(path) and not cli_run_script.main_inside(path):
+        if os.path.isdir(path) and not main_inside(path):
             error(f"the folder {path} has no __main__.py to run")
         if not os.path.exists(path):
             error(f"no such script: {path}{_meant_by(path)}")

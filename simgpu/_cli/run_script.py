@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import builtins
 import contextlib
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from simgpu._explore.asynchronous.executor import Asynchronous
 
 
@@ -64,27 +67,32 @@ def run_path(path: str) -> None:
     if spec is not None:
         _run_spec(spec)
         return
-    source = SourceFileLoader("__main__", path)  # whose get_code would write bytecode beside it
-    data, loader = source.get_data(path), source
+    loader: SourceFileLoader | SourcelessFileLoader = SourceFileLoader("__main__", path)
+    data = loader.get_data(path)
     if path.endswith(".pyc") or data.startswith(importlib.util.MAGIC_NUMBER):
-        compiled = SourcelessFileLoader("__main__", path)
-        _run_code(
-            compiled.get_code("__main__"), __file__=path, __cached__=None, __loader__=compiled
-        )
-        return
-    code = _compiled(data, path)
+        loader = SourcelessFileLoader("__main__", path)
+        code = loader.get_code("__main__")
+    else:
+        code = _compiled(data, path)  # by its get_code, there would be bytecode beside it
     _run_code(code, __file__=path, __cached__=None, __loader__=loader)
 
 
-def run_module(name: str) -> None:
-    """Run a module, or the `__main__` of a package, which is there."""
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
-    if spec is None or spec.origin is None:
-        raise ImportError(f"no such module: {name}", name=name)
-    sys.argv[0] = spec.origin
-    _run_spec(spec)
+def _module_spec(name: str) -> ModuleSpec | str:
+    """What runs as a module: its own spec, or that of a package's `__main__`; or why nothing does.
+
+    Imports the packages around it, as `python -m` does.
+    """
+    missing = f"no such module: {name}"
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            missing = f"the package {name} has no module __main__ to run"
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise  # of something else, in a package around it
+        spec = None
+    return missing if spec is None or spec.origin is None else spec
 
 
 def run_text(text: str) -> None:
@@ -139,58 +147,30 @@ class Program:
     """The standard input, if the program was read from it."""
 
 
-@dataclass(frozen=True)
-class ScriptOptions:
-    """The options of `simgpu run`."""
+def make_devices(options: argparse.Namespace) -> str | None:
+    """Make the devices of this process and of those it starts; returns why not, where refused.
 
-    program: Program
-    devices: int | None
-    """How many there are; SIMGPU_DEVICE_COUNT, or 1, where it is None."""
-    memory: str | None
-    """What each device has; with commas one size per device."""
-    model: str | None
-    """Which GPU each device is; with commas one per device."""
-    rng: str | None
-    """What draws random numbers on the devices."""
-    as_cuda: bool
-    force: bool
-    """Also where real CUDA is."""
-    replace_data_parallel: bool
-    trace: str | None
-    summary: bool
-    races: bool = False
-    asynchronous: bool = False
-    """Whether kernels and copies run when something waits for them."""
-    async_seed: int | None = None
-    """The seed of their order; the lazy one, where it is None."""
-
-
-def make_devices(options: ScriptOptions) -> str | None:
-    """Make the devices of this process and of those it starts; returns why not, where refused."""
+    Without an option, the variables that the process has inherited count.
+    """
     # PyTorch's own remark on an environment without NumPy: not about the script, which needs none.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     from simgpu._config import options as config_options
 
-    inherited = config_options.clear_variables()
+    chosen = {"memory": options.memory, "model": options.model, "rng": options.rng}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    texts = {**config_options.variables(), **given}
+    count = options.devices or os.environ.get(config_options.COUNT) or 1
+    config_options.clear_variables()
     import torch  # noqa: F401  # makes no devices, without the variables
 
     from simgpu._devices import process
     from simgpu.errors import RealCudaError
 
     # As in a child process that the script starts: its workers have the devices too.
-    os.environ[config_options.COUNT] = inherited.get(config_options.COUNT) or "1"
-    chosen = {"memory": options.memory, "model": options.model, "rng": options.rng}
-    given = {config_options.VARIABLES[name]: value for name, value in chosen.items()}
-    given[config_options.COUNT] = None if options.devices is None else str(options.devices)
-    for name, value in given.items():
-        if value is not None or inherited.get(name):
-            os.environ[name] = inherited[name] if value is None else value
-    if options.as_cuda:
-        os.environ[config_options.AS_CUDA] = "force" if options.force else "1"
+    named = ("force" if options.force else "1") if options.name == "cuda" else ""
+    config_options.set_variables(count, texts, named)
     try:
-        process.start_process_devices(
-            {name: f"--{name} {value}" for name, value in chosen.items() if value is not None}
-        )
+        process.start_process_devices({name: f"--{name} {value}" for name, value in given.items()})
     except (ValueError, RealCudaError) as error:
         return str(error)
     return None
@@ -207,7 +187,10 @@ def prepare(program: Program) -> str | None:
         sys.path[0] = there if script is None else folder_of(script)
     elif script is not None and main_inside(script):
         sys.path.insert(0, script)
-    return _why_no_module(program.text) if program.kind == "module" else None
+    if program.kind == "module":
+        spec = _module_spec(program.text)
+        return spec if isinstance(spec, str) else None
+    return None
 
 
 def _path(script: Program) -> str:
@@ -215,33 +198,16 @@ def _path(script: Program) -> str:
     return os.path.join(os.getcwd(), script.text)
 
 
-def _why_no_module(name: str) -> str | None:
-    # Imports the packages around the module, as `python -m` does.
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            return f"no such module: {name}"
-        package = spec.submodule_search_locations is not None
-        if package and importlib.util.find_spec(f"{name}.__main__") is None:
-            return f"the package {name} has no module __main__ to run"
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise  # of something else, in a package around it
-        return f"no such module: {name}"
-    return None
-
-
-def run_script(options: ScriptOptions) -> None:
+def run_script(program: Program, options: argparse.Namespace) -> None:
     """Run the program, for which all is prepared, as `python` does."""
     if options.replace_data_parallel:
         _replace_data_parallel()
-    program = options.program
     _watch_until_exit(options.trace, options.summary)
     try:
         with contextlib.ExitStack() as stack:
             if options.races:
                 stack.enter_context(told_of_races())
-            if options.asynchronous:
+            if options.lazy or options.async_seed is not None:
                 stack.enter_context(overlapping(options.async_seed))
             _run(program)
     except BaseException as error:
@@ -279,7 +245,11 @@ def _after_our_frames(traceback: types.TracebackType | None) -> types.TracebackT
 
 def _run(program: Program) -> None:
     if program.kind == "module":
-        run_module(program.text)
+        spec = _module_spec(program.text)
+        if isinstance(spec, str):
+            raise ImportError(spec, name=program.text)
+        sys.argv[0] = str(spec.origin)
+        _run_spec(spec)
     elif program.kind == "script":
         run_path(_path(program))
     elif program.source is not None:
@@ -302,12 +272,12 @@ def overlapping(seed: int | None) -> Iterator[Asynchronous]:
     except SystemExit as ended:
         if ended.code:
             raise
-        _tell_of_what_is_left(executor)
+        _finish(executor)
         raise
-    _tell_of_what_is_left(executor)
+    _finish(executor)
 
 
-def _tell_of_what_is_left(executor: Asynchronous) -> None:
+def _finish(executor: Asynchronous) -> None:
     executor.finish()
     executor.check_all()
 
@@ -347,7 +317,7 @@ def _replace_data_parallel() -> None:
     nn.parallel.data_parallel = ours.data_parallel
 
 
-def _watch_until_exit(path: str | None, summary: bool) -> None:
+def _watch_until_exit(path: Path | None, summary: bool) -> None:
     """Watch the devices for `--trace` and `--summary`, which are written when the process ends.
 
     That is when its threads have ended, also those that the script did not wait for, and the exit
@@ -357,7 +327,7 @@ def _watch_until_exit(path: str | None, summary: bool) -> None:
         return
     from simgpu._profiling.watch import watch
 
-    watching = watch(path, sys.stderr if summary else None)
+    watching = watch(None if path is None else str(path), sys.stderr if summary else None)
     watching.__enter__()
     atexit.register(_end, watching, os.getpid())
 

@@ -208,3 +208,15 @@ def unknown_variables() -> list[str]:
 def clear_variables() -> dict[str, str]:
     """Take the variables out of the environment; returns what they were."""
     return {name: os.environ.pop(name) for name in NAMES if name in os.environ}
+
+
+def set_variables(count: int | str, texts: Mapping[str, str], as_cuda: str) -> None:
+    """Make the environment ask for these devices, in place of those that it asks for.
+
+    `texts` has the values by argument of `simgpu.devices`; `as_cuda` is "1", "force" or "".
+    """
+    clear_variables()
+    os.environ[COUNT] = str(count)
+    os.environ.update({VARIABLES[name]: text for name, text in texts.items()})
+    if as_cuda:
+        os.environ[AS_CUDA] = as_cuda

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ class Progress:
 class CampaignOptions:
     """What the command line of `simgpu fuzz` says."""
 
-    paths: tuple[str, ...]
+    paths: Sequence[str]
     devices: tuple[int, int]
     database: str
     report: Path

@@ -52,9 +52,7 @@ def _start(config: pytest.Config, options: SessionOptions) -> None:
 
     config.add_cleanup(restore)
     _make_devices(config, options.count_or_default, texts)
-    os.environ[config_options.COUNT] = str(options.count_or_default)
-    os.environ[config_options.AS_CUDA] = "1"
-    os.environ.update({config_options.VARIABLES[name]: text for name, text in texts.items()})
+    config_options.set_variables(options.count_or_default, texts, "1")
 
 
 def _make_devices(config: pytest.Config, count: int, texts: Mapping[str, str]) -> None:

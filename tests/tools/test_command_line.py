@@ -125,7 +125,11 @@ def test_options_that_watch_refuse_launchers(scripts, program, watching):
     words = [word for name in asked for word in (name, *WATCHING[name])]
     words += program.split() if program.startswith("-m") else [str(scripts / program)]
     ran, said = [], io.StringIO()
-    runs = {"make_devices": lambda _: None, "prepare": lambda _: None, "run_script": ran.append}
+    runs = {
+        "make_devices": lambda _: None,
+        "prepare": lambda _: None,
+        "run_script": lambda *given: ran.append(given),
+    }
     clock = mock.Mock(return_value=mock.Mock(start=lambda: None))
     here = mock.patch.multiple("simgpu._cli.run", **runs, ClockUntilExit=clock)
     ended = None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from simgpu import strategies
-from simgpu._cli import replay
+from simgpu._cli import fuzz
 from simgpu._fuzz import report
 from simgpu._fuzz.campaign import Progress
 from simgpu._fuzz.failures import NotReproducible, Writer
@@ -153,7 +153,7 @@ def test_the_command_of_a_failure_draws_schedules_where_the_campaign_did(drawn, 
     failure = dataclasses.replace(FAILURE, blob=blob)
     command = report.replay_command(failure, {**RUN, "schedules": drawn})
     parser = argparse.ArgumentParser()
-    replay.add_arguments(parser.add_subparsers())
+    fuzz.add_arguments(parser.add_subparsers())
     options = parser.parse_args(shlex.split(command)[3:])
     assert (options.property, options.blob) == (failure.property, blob)
     assert (options.schedules, options.devices) == (drawn, (1, 3))

@@ -1,6 +1,7 @@
 """`simgpu run` leaves to the program what `python` leaves to it, and reads its own options."""
 
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.__main__ import main
+from simgpu._cli.estimates import again as run_again
 from simgpu._cli.run_script import Program
 
 # Options, what they say, and the ways to name a program; a program `here` is a file.
@@ -51,21 +53,25 @@ def test_all_behind_the_name_of_a_program_is_for_the_program(here, options, way,
     words = [word for option, _ in options for word in option]
     words += [word.format(here=here) for word in named]
     ran = []
-    runs = {"make_devices": lambda _: None, "prepare": lambda _: None, "run_script": ran.append}
+    runs = {
+        "make_devices": lambda _: None,
+        "prepare": lambda _: None,
+        "run_script": lambda *given: ran.append(given),
+    }
     stdin = mock.Mock(**{"buffer.read.return_value": b"given"})
     clock = mock.Mock(return_value=mock.Mock(start=lambda: None))
     runs["ClockUntilExit"] = clock
     with mock.patch.multiple("simgpu._cli.run", **runs), mock.patch.object(sys, "stdin", stdin):
         assert main(["run", "--clock", "A100", *words, *arguments]) == 0
-        reported = clock.call_args.args[0]
-        again = list(reported.again)
-        again[again.index("N")] = "2"
-        again[again.index("FILE")] = f"{here}.json"
+        reported, _, read = clock.call_args.args
+        again = run_again(reported, 2, Path(f"{here}.json"))
         assert main(again[again.index("run") :]) == 0
-    assert ran[1].program == ran[0].program  # with other numbers of devices, too
+    (program, said), (program_again, said_again) = ran
+    assert program_again == program  # with other numbers of devices, too
+    assert (said_again.devices, said_again.races, said_again.summary) == (2, False, False)
     source = b"given" if kind == "stdin" else None
-    assert ran[0].program == Program(kind, text.format(here=here), tuple(arguments), source)
-    assert reported.source == source
-    for _, said in options:
-        for name, value in said.items():
-            assert getattr(ran[0], name) == value or sum(name in each for _, each in options) > 1
+    assert program == Program(kind, text.format(here=here), tuple(arguments), source)
+    assert read == source
+    for _, values in options:
+        for name, value in values.items():
+            assert getattr(said, name) == value or sum(name in each for _, each in options) > 1

@@ -1,6 +1,6 @@
 """The environment variables that give a process devices: what they say, and who is told of what."""
 
-import dataclasses
+import argparse
 import os
 from unittest import mock
 
@@ -60,12 +60,8 @@ def test_wrong_variable_is_refused_in_one_line(python, name):
 def test_error_of_a_wrong_device_sort_names_its_origin(name, text, is_option):
     option = {config_options.MEMORY: "memory", config_options.MODEL: "model"}[name]
     value = f"x{text}"
-    program = run_script.Program("code", "1", ())
-    options = run_script.ScriptOptions(
-        program, 2, None, None, None, False, False, False, None, False
-    )
-    if is_option:
-        options = dataclasses.replace(options, **{option: value})
+    given_ = {"memory": None, "model": None, "rng": None, **({option: value} if is_option else {})}
+    options = argparse.Namespace(devices=2, name="simgpu", force=False, **given_)
     with mock.patch.dict(os.environ, {} if is_option else {name: value}):
         said = run_script.make_devices(options)
     assert said.startswith(f"--{option} {value}: {option}" if is_option else f"{name}: {option}")

@@ -270,12 +270,13 @@ def test_the_variable_and_the_command_name_models(python):
 
 
 def test_wrong_model_on_the_command_line_is_refused():
-    from simgpu._cli.run_script import ScriptOptions, make_devices
+    from simgpu.__main__ import parser
+    from simgpu._cli.run_script import make_devices
 
     reported = dict(os.environ)
     try:
-        options = dict.fromkeys(ScriptOptions.__dataclass_fields__)
-        refusal = make_devices(ScriptOptions(**{**options, "devices": 2, "model": "A1000000"}))
+        options = parser().parse_args(["run", "--devices", "2", "--model", "A1000000"])
+        refusal = make_devices(options)
     finally:
         os.environ.clear()
         os.environ.update(reported)

@@ -1,5 +1,6 @@
 """`simgpu run --clock`: what it prints, and the program with other numbers of devices."""
 
+import argparse
 import atexit
 import contextlib
 import io
@@ -10,11 +11,12 @@ import tempfile
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._cli.estimates import Clock, ClockUntilExit, scaling_table
+from simgpu._cli.estimates import ClockUntilExit, scaling_table
 from simgpu._profiling import timeline
 
 
@@ -25,17 +27,32 @@ def test_a_script_sees_estimated_time(python, tmp_path):
         "b.synchronize(); print(a.elapsed_time(b))"
     )
     reported = ["--devices", 2, "--clock", "A100", "--topology", "nvlink"]
-    files = ["--estimate-to", tmp_path / "estimate", "--trace", tmp_path / "trace"]
-    ran = python("-m", "simgpu", "run", *reported, *files, "-c", script)
+    ran = python("-m", "simgpu", "run", *reported, "--trace", tmp_path / "trace", "-c", script)
     assert (ran.returncode, ran.stderr) == (0, "")
     milliseconds = (2e-6 + 2 * 2**22 / 1555e9) * 1e3
     assert abs(float(ran.stdout) - milliseconds) < 1e-9
-    estimate = json.loads((tmp_path / "estimate").read_text())
-    assert milliseconds < estimate["seconds"] * 1e3 < 2
-    assert estimate["step"] is None
     events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
     (kernel,) = [event for event in events if event["name"] == "neg_"]
     assert abs(kernel["dur"] - milliseconds * 1e3) < 1e-6
+
+
+def options_of(topology="pcie", model="A100", **given):
+    """The options of a command line, whose program was given options of the same names."""
+    program = ["program.py", "--devices", "N", "--estimate-to", "FILE"]
+    own = {"clock": model, "topology": topology, "summary": True, "estimate_to": None}
+    return argparse.Namespace(**{**own, **given}, own=["--force"], program=program)
+
+
+def test_estimate_is_written_to_its_file_and_not_printed(simulated, tmp_path, capsys):
+    clock = ClockUntilExit(options_of(estimate_to=tmp_path / "estimate"), {}, None)
+    assert clock.start() is None
+    torch.ones(2**20, device=simulated[0]).neg_()
+    atexit.unregister(clock._end)
+    clock._end()
+    estimate = json.loads((tmp_path / "estimate").read_text())
+    assert 2 * 2**22 / 1555e9 < estimate["seconds"] < 2e-3
+    assert estimate["step"] is None
+    assert capsys.readouterr().err == ""
 
 
 def test_the_program_runs_again_with_other_numbers_of_devices(
@@ -44,27 +61,26 @@ def test_the_program_runs_again_with_other_numbers_of_devices(
     commands = []
 
     def run(command, **options):
-        count, file = command[1], command[2]
+        count, file = command[6], command[8]
         commands.append(command)
         if count == "4":
-            return subprocess.CompletedProcess(command, 1, stderr="first\nno such thing\n")
+            return subprocess.CompletedProcess(command, 1, stderr=b"first\nno such thing\n")
         with open(file, "w") as report:
             json.dump({"seconds": 8.0 / int(count), "step": None}, report)
         assert options["cwd"] == os.getcwd()
-        assert command[3:] == ["N", "FILE"]  # which the program was given
-        assert options["stdin"].read() == b"read before"
-        return subprocess.CompletedProcess(command, 0, stderr="")
+        assert command[9:] == options_of().program
+        assert options["input"] == b"read before"
+        return subprocess.CompletedProcess(command, 0, stderr=b"")
 
     monkeypatch.setattr(subprocess, "run", run)
-    again = ["again", "N", "FILE", "N", "FILE"]
-    clock = ClockUntilExit(Clock("A100", "nvlink", True, None, again, b"read before"), {})
+    clock = ClockUntilExit(options_of("nvlink"), {}, b"read before")
     try:
         assert clock.start() is None
         (simulated[0], simulated[1])
     finally:
         atexit.unregister(clock._end)
         clock._end()
-    assert [command[1] for command in commands] == ["1", "2", "4"]
+    assert [command[6] for command in commands] == ["1", "2", "4"]
     printed = capsys.readouterr().err
     assert printed.startswith("estimate for 8 x A100, nvlink")
     assert "the estimates cover the whole program" in printed
@@ -129,10 +145,10 @@ def test_only_a_single_process_is_run_again(reported):
     def run(command, **_):
         assert "running it again with 1, 4, 8 devices" in said.getvalue()
         commands.append(command)
-        assert command[1] != "N" == command[2]  # which the program was given
-        return subprocess.CompletedProcess(command, 1, stderr="")
+        assert command[6] != "N"
+        return subprocess.CompletedProcess(command, 1, stderr=b"")
 
-    clock = ClockUntilExit(Clock("A100", "pcie", True, None, ["again", "N", "N"]), environment)
+    clock = ClockUntilExit(options_of(), environment, None)
     in_place = mock.patch.object(subprocess, "run", run), contextlib.redirect_stderr(said)
     with simgpu.devices(2), in_place[0], in_place[1]:
         assert clock.start() is None
@@ -152,9 +168,9 @@ def test_ctrl_c_ends_the_further_runs_and_keeps_the_table(until):
         commands.append(command)
         if len(commands) > until:
             raise KeyboardInterrupt
-        return subprocess.CompletedProcess(command, 1, stderr="no such thing")
+        return subprocess.CompletedProcess(command, 1, stderr=b"no such thing")
 
-    clock = ClockUntilExit(Clock("A100", "pcie", True, None, ["again", "N"]), {})
+    clock = ClockUntilExit(options_of(), {}, None)
     in_place = mock.patch.object(subprocess, "run", run), contextlib.redirect_stderr(said)
     with simgpu.devices(8), in_place[0], in_place[1]:
         assert clock.start() is None
@@ -173,7 +189,7 @@ def test_a_single_process_writes_its_own_timeline(environment):
 
 
 def test_impossible_clock_is_explained(simulated):
-    reported = ClockUntilExit(Clock("A1000", "nvlink", True, None, []), {}).start()
+    reported = ClockUntilExit(options_of("nvlink", "A1000"), {}, None).start()
     assert reported.startswith("--clock A1000 --topology nvlink: ")
     assert "V100" in reported
 
