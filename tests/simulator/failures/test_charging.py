@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import simgpu
 from simgpu._core import hooks, world
+from simgpu._core.allocator_model import size_of
 from simgpu.errors import OutOfMemoryError
 from tests.support.instruments import added
 
@@ -119,8 +120,8 @@ class Asking(hooks.Instrument):
     def before_allocate(self, device, nbytes):
         self.asked.append(nbytes)
 
-    def allocated(self, device, nbytes, storage, allocation):
-        self.taken.append(int(nbytes))
+    def allocated(self, device, block, storage, allocation):
+        self.taken.append(size_of(block))
 
 
 @given(name=st.sampled_from(sorted(CALLS)), shape=st.tuples(st.integers(2, 5), st.integers(1, 9)))
