@@ -248,31 +248,32 @@ def find(group: Any) -> Communicator:
     if isinstance(group, torch._C.ScriptObject):
         group = distributed.ProcessGroup.unbox(group)
     communicator = _communicators.get(group)
-    return communicator or _make(group)
+    if communicator is None:
+        with _lock:
+            communicator = _communicators.get(group)
+            if communicator is None:
+                communicator = _communicators[group] = Communicator(group)
+                _watch()  # from now on another group that is gone finds this one
+                weakref.finalize(group, _close, communicator.transport.closing())
+    return communicator
 
 
-def _make(group: Any) -> Communicator:
-    with _lock:
-        communicator = _communicators.get(group)
-        if communicator is None:
-            communicator = _communicators[group] = Communicator(group)
-            _watch()  # from now on another group that is gone finds this one
-            weakref.finalize(group, _close, communicator.transport.closing())
-        return communicator
+def _own() -> list[tuple[Any, Communicator]]:
+    """The groups of the calling rank, where ranks are threads, or else of the process."""
+    rank, found = world.this_rank(), list(_communicators.items())
+    return [(group, communicator) for group, communicator in found if communicator.owner is rank]
 
 
 def release() -> None:
     """Keep no works of a rank that is a thread, and which is about to leave its groups."""
-    for communicator in list(_communicators.values()):
-        if communicator.owner is world.this_rank():
-            keep_alive_with_outputs(communicator.open)
+    for _, communicator in _own():
+        keep_alive_with_outputs(communicator.open)
 
 
 def forget() -> None:
     """Forget the groups of a rank that is a thread, and which ends."""
-    for group, communicator in list(_communicators.items()):
-        if communicator.owner is world.this_rank():
-            del _communicators[group]
+    for group, _ in _own():
+        del _communicators[group]
     _stop_watching()
 
 
@@ -310,9 +311,8 @@ class _Synchronization(Instrument):
 
     def host_synchronizes(self, awaited: Any) -> None:
         if isinstance(awaited, torch.device):
-            for communicator in list(_communicators.values()):
-                if communicator.owner is world.this_rank():
-                    communicator.complete()
+            for _, communicator in _own():
+                communicator.complete()
 
 
 _synchronization: Instrument | None = None

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy
@@ -144,6 +145,12 @@ def _attributes(owner: Any, fresh: Fresh, *names: str) -> Iterator[Slot]:
             yield Slot(partial(getattr, owner, name), partial(setattr, owner, name), fresh)
 
 
+def _in(path: str, fresh: Fresh, *names: str) -> Callable[[Any], Slots]:
+    """Attributes of a module, or of what it has at this path."""
+    find = attrgetter(path) if path else _as_it_is
+    return lambda module: _attributes(find(module), fresh, *names)
+
+
 def _item(owner: Any, key: Any, fresh: Fresh = _as_it_is) -> Slot:
     """An item of a dictionary, which may lack it."""
     return Slot(lambda: owner.get(key, _ABSENT), partial(_write_item, owner, key), fresh)
@@ -234,12 +241,6 @@ def _of_torch(module: Any) -> Iterator[Slot]:
     yield from _switch("math_sdp_allow_fp16_bf16_reduction")
     yield from _switch("sdp_priority_order")
     yield _setting(comm.current, comm.set_current)
-
-
-def _of_checkpoints(module: Any) -> Iterator[Slot]:
-    """The plans of the last checkpoint, which the next one is compared with."""
-    names = ("save_plan", "final_save_plan", "all_plans", "global_plan", "metadata")
-    return _attributes(module.SavePlanner, _empty, *(f"_cached_{name}" for name in names))
 
 
 def _of_wrapping(module: Any) -> Iterator[Slot]:
@@ -335,39 +336,37 @@ _TABLE: dict[str, Callable[[Any], Slots]] = {
     # what torchrun sets
     "os": lambda _: _ENVIRONMENT,
     # each `init_process_group` wraps it, so that it prints the rank
-    "sys": lambda module: _attributes(module, _as_it_is, "excepthook"),
+    "sys": _in("", _as_it_is, "excepthook"),
     # the stream that `torch.cuda.graph` captures on, of the first device that it was used on
-    "torch.cuda.graphs": lambda module: _attributes(module.graph, _none, "default_capture_stream"),
+    "torch.cuda.graphs": _in("graph", _none, "default_capture_stream"),
     # where what is compiled is kept, and how much of the call has been compiled
     f"{_DYNAMO}.eval_frame": _of_compiled_calls,
     # which sizes and numbers differed between calls: they are variables when compiled next
-    f"{_DYNAMO}.pgo": lambda module: _attributes(module, _none, "_CODE_STATE", "_INIT_CODE_STATE"),
+    f"{_DYNAMO}.pgo": _in("", _none, "_CODE_STATE", "_INIT_CODE_STATE"),
     # in whose forward it is, for which `torch.compile` splits graphs
-    "torch.nn.parallel.distributed": lambda module: _attributes(
-        module.DistributedDataParallel, _none, "_active_ddp_module"
-    ),
+    "torch.nn.parallel.distributed": _in("DistributedDataParallel", _none, "_active_ddp_module"),
     # the generator of DTensors, with its device
-    "torch.distributed.tensor._random": lambda module: _attributes(module, _none, "_rng_tracker"),
+    "torch.distributed.tensor._random": _in("", _none, "_rng_tracker"),
     # who computes with DTensors instead: the functions of `loss_parallel`
-    _LOSS: lambda module: _attributes(
-        module.DTensor._op_dispatcher, _handlers, "_custom_op_handlers"
-    ),
+    _LOSS: _in("DTensor._op_dispatcher", _handlers, "_custom_op_handlers"),
     # the group of the sharded tensors that are being loaded
-    "torch.distributed._shard.api": lambda module: _attributes(
-        module, _none, "_CURRENT_PROCESS_GROUP"
+    "torch.distributed._shard.api": _in("", _none, "_CURRENT_PROCESS_GROUP"),
+    # the plans of the last checkpoint, which the next one is compared with
+    "torch.distributed.checkpoint.planner": _in(
+        "SavePlanner",
+        _empty,
+        *("_cached_save_plan", "_cached_final_save_plan", "_cached_all_plans"),
+        *("_cached_global_plan", "_cached_metadata"),
     ),
-    "torch.distributed.checkpoint.planner": _of_checkpoints,
     "torch.distributed.nn.functional": _of_defaults,
     "torch.distributed.fsdp.sharded_grad_scaler": _of_defaults,
     # what FSDP1 is doing just now, which may not begin twice
-    "torch.distributed.fsdp._debug_utils": lambda module: _attributes(
-        module.SimpleProfiler, _empty, "profiling", "results"
-    ),
+    "torch.distributed.fsdp._debug_utils": _in("SimpleProfiler", _empty, "profiling", "results"),
     "torch.distributed.fsdp.wrap": _of_wrapping,
     _ATTENTION: _of_context_parallel,
     # within `set_checkpoint_early_stop` and the like
-    "torch.utils.checkpoint": lambda module: _attributes(
-        module, _as_it_is, "_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"
+    "torch.utils.checkpoint": _in(
+        "", _as_it_is, "_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"
     ),
 }
 
