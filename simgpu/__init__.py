@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from simgpu._clock.estimate import Estimate, clock
     from simgpu._clock.topology import Link
     from simgpu._core.hooks import Record
-    from simgpu._devices.block import as_cuda, devices
-    from simgpu._devices.process import disable, enable
+    from simgpu._devices.block import as_cuda, devices, disable, enable
     from simgpu._explore.asynchronous.executor import asynchronous
     from simgpu._explore.faults.faults import faults
     from simgpu._explore.faults.sweep import sweep
@@ -95,8 +94,8 @@ _HOME = {
     "asynchronous": "simgpu._explore.asynchronous.executor",
     "clock": "simgpu._clock.estimate",
     "devices": "simgpu._devices.block",
-    "disable": "simgpu._devices.process",
-    "enable": "simgpu._devices.process",
+    "disable": "simgpu._devices.block",
+    "enable": "simgpu._devices.block",
     "faults": "simgpu._explore.faults.faults",
     "races": "simgpu._explore.races.detector",
     "ranks": "simgpu._ranks.run",

@@ -163,14 +163,14 @@ def make_devices(options: argparse.Namespace) -> str | None:
     config_options.clear_variables()
     import torch  # noqa: F401  # makes no devices, without the variables
 
-    from simgpu._devices import process
+    from simgpu._devices import block
     from simgpu.errors import RealCudaError
 
     # As in a child process that the script starts: its workers have the devices too.
     named = ("force" if options.force else "1") if options.name == "cuda" else ""
     config_options.set_variables(count, texts, named)
     try:
-        process.start_process_devices({name: f"--{name} {value}" for name, value in given.items()})
+        block.start_process_devices({name: f"--{name} {value}" for name, value in given.items()})
     except (ValueError, RealCudaError) as error:
         return str(error)
     return None

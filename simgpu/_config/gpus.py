@@ -18,7 +18,7 @@ from simgpu._util.naming import check_one_for_each_device
 Names = str | Sequence[str] | None  # of the model of all devices, or one for each
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """One GPU: what CUDA reports of it, and what its data sheet promises.
 
@@ -37,7 +37,7 @@ class Model:
     shared_memory_per_multiprocessor: int
     shared_memory_per_block_optin: int
     total_memory: int
-    L2_cache_size: int | None
+    L2_cache_size: int | None = None
     memory_bandwidth: int | None
     peak_flops: Mapping[str, int]
     nvlink_bandwidth: int | None
@@ -85,25 +85,8 @@ def models() -> dict[str, Model]:
 
 def _model(key: str, row: Mapping[str, Any], capability: Mapping[str, int]) -> Model:
     major, minor = map(int, row["compute_capability"].split("."))
-    return Model(
-        key=key,
-        name=row["name"],
-        compute_capability=(major, minor),
-        multi_processor_count=row["multi_processor_count"],
-        **capability,
-        total_memory=row["total_memory"],
-        L2_cache_size=row.get("L2_cache_size"),
-        memory_bandwidth=row.get("memory_bandwidth"),
-        peak_flops=row["peak_flops"],
-        nvlink_bandwidth=row.get("nvlink_bandwidth"),
-        pcie_bandwidth=row.get("pcie_bandwidth"),
-        source=row["source"],
-        also=tuple(row["also"]),
-        **{name: row[name] for name in _CLOCKS if name in row},
-    )
-
-
-_CLOCKS = "clock_rate", "memory_clock_rate", "memory_bus_width"
+    version = {"compute_capability": (major, minor), "also": tuple(row["also"])}
+    return Model(key=key, **{**row, **capability, **version})
 
 
 def _plain(name: str) -> str:

@@ -1,7 +1,6 @@
 """Every way to have devices: a `with` block, `simgpu.enable`, the environment at `import torch`.
 
-block           `simgpu.devices` and `simgpu.as_cuda`
-process         `simgpu.enable`, `simgpu.disable`, SIMGPU_DEVICE_COUNT and others
+block           `simgpu.devices`, `as_cuda`, `enable` and `disable`; SIMGPU_DEVICE_COUNT and others
 autoload        what `import torch` calls where simgpu is installed
 
 May import: `_backend/install`, `_backend/dynamo`, `_backend/torch_patches`, `_cuda`, `_core`,

@@ -36,7 +36,7 @@ def _start() -> None:
     for name in unfinished:
         del sys.modules[name]
     try:
-        from simgpu._devices.process import start_process_devices
+        from simgpu._devices.block import start_process_devices
 
         start_process_devices()
     finally:

@@ -1,16 +1,12 @@
-"""`simgpu.devices(n)` and `simgpu.as_cuda(n)`: simulated devices for one `with` block.
-
-A set that is made without `with` ends where the program does not expect it, or is never made at
-all. So this object reports it: its repr is a hint, and a warning follows when it is dropped too
-early.
-"""
+"""Devices of a `with` block, of `simgpu.enable`, and of a whole process (SIMGPU_DEVICE_COUNT)."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import ModuleType, TracebackType
 from typing import Any
@@ -18,6 +14,7 @@ from typing import Any
 import torch
 
 from simgpu._backend import dynamo, install
+from simgpu._config import options as config_options
 from simgpu._config.gpus import Names
 from simgpu._config.options import DeviceOptions, Memory
 from simgpu._core import world
@@ -34,12 +31,16 @@ from simgpu._cuda import (
     torch_modules,
     visible_devices,
 )
+from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Patches
-from simgpu.errors import DeviceBlockError, RealCudaError
+from simgpu.errors import DeviceBlockError, DevicesActiveError, RealCudaError
 
 
 class DeviceBlock(contextlib.ContextDecorator):
     """Makes devices when it is entered and ends them when it is left; to be entered once.
+
+    A set that is made without `with` ends where the program does not expect it, or is never made
+    at all. So the repr is a hint, and a warning follows when it is dropped too early.
 
     Args:
         call: how the program made this object, such as "simgpu.devices(4)".
@@ -48,14 +49,11 @@ class DeviceBlock(contextlib.ContextDecorator):
     """
 
     def __init__(
-        self,
-        call: str,
-        enable: str,
-        start: Callable[[contextlib.ExitStack], list[torch.device]],
+        self, call: str, enable: str, start: Callable[[ExitStack], list[torch.device]]
     ) -> None:
         self._call, self._enable, self._start = call, enable, start
         self._was_used = False
-        self._ends: contextlib.ExitStack | None = None  # while the block lasts
+        self._ends: ExitStack | None = None  # while the block lasts
 
     def __enter__(self) -> list[torch.device]:
         if self._was_used:
@@ -64,7 +62,7 @@ class DeviceBlock(contextlib.ContextDecorator):
                 f"call {self._call} again"
             )
         self._was_used = True
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             devices = self._start(stack)
             self._ends = stack.pop_all()
         return devices
@@ -110,9 +108,6 @@ class DeviceBlock(contextlib.ContextDecorator):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-# `simgpu.devices(n)`: a context manager that makes n simulated devices.
-
-
 def devices(
     count: int, *, memory: Memory = None, model: Names = None, rng: str = "cuda"
 ) -> DeviceBlock:
@@ -139,27 +134,33 @@ def devices(
         BackendSlotTakenError: another package uses PyTorch's slot for outside devices.
         DeviceBlockError: what was returned is entered a second time.
     """
-    arguments = describe_arguments(count, memory, model, rng)
+    arguments = _described(count, memory, model, rng)
     return DeviceBlock(
         f"simgpu.devices({arguments})",
         f"simgpu.enable({arguments})",
-        lambda ends: start_devices(DeviceOptions.of(count, memory, model, rng), ends),
+        lambda ends: _start(DeviceOptions.of(count, memory, model, rng), ends),
     )
 
 
-def describe_arguments(count: int, memory: Memory, model: Names, rng: str) -> str:
+def _described(count: int, memory: Memory, model: Names, rng: str, **flags: bool) -> str:
     """The arguments as a program writes them."""
     given = {"memory": memory, "model": model, "rng": None if rng == "cuda" else rng}
     named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
-    return ", ".join([repr(count), *named])
+    return ", ".join([repr(count), *named, *(f"{name}=True" for name in flags if flags[name])])
 
 
-def start_devices(options: DeviceOptions, ends: ExitStack) -> list[torch.device]:
+def _start(
+    options: DeviceOptions, ends: ExitStack, as_cuda: bool = False, force: bool = False
+) -> list[torch.device]:
     """Make fresh devices, which last until `ends` is closed."""
+    if as_cuda:
+        _check_no_cuda(force)
     install.install()
-    entered = world.enter(options)
-    ends.callback(world.leave, entered)
-    return [device.torch_device for device in entered.devices]
+    ends.callback(world.leave, world.enter(options))
+    if as_cuda:
+        ends.callback(_rename().undo)
+    name = "cuda" if as_cuda else DEVICE_TYPE
+    return [torch.device(name, index) for index in range(options.count)]
 
 
 # `simgpu.as_cuda(n)`: code written for CUDA runs on simulated devices, and is not rewritten.
@@ -196,28 +197,18 @@ def as_cuda(
         TypeError, ValueError, DevicesActiveError, BackendSlotTakenError, DeviceBlockError: as in
             `simgpu.devices`.
     """
-    arguments = describe_arguments(count, memory, model, rng)
-    forced = ", force=True" if force else ""
     return DeviceBlock(
-        f"simgpu.as_cuda({arguments}{forced})",
-        f"simgpu.enable({arguments}, as_cuda=True{forced})",
-        lambda ends: start_as_cuda(DeviceOptions.of(count, memory, model, rng), force, ends),
+        f"simgpu.as_cuda({_described(count, memory, model, rng, force=force)})",
+        f"simgpu.enable({_described(count, memory, model, rng, as_cuda=True, force=force)})",
+        lambda ends: _start(DeviceOptions.of(count, memory, model, rng), ends, True, force),
     )
-
-
-def start_as_cuda(options: DeviceOptions, force: bool, ends: ExitStack) -> list[torch.device]:
-    """Make fresh devices that go by the name of CUDA until `ends` is closed."""
-    _check_no_cuda(force)
-    start_devices(options, ends)
-    ends.callback(_install().undo)
-    return [torch.device("cuda", index) for index in range(world.device_count())]
 
 
 def start_process(force: bool = False) -> None:
     """Use the devices of the process as CUDA, until it ends."""
     if not renaming.is_on():
         _check_no_cuda(force)
-        _for_ever.append(_install())
+        _for_ever.append(_rename())
 
 
 # Patches that stay for the whole process: without a reference, the library of operators that they
@@ -253,7 +244,7 @@ def _check_no_cuda(force: bool) -> None:
         )
 
 
-def _install() -> Patches:
+def _rename() -> Patches:
     """Put all tables in place; returns what undoes them."""
     dynamo.skip_own_frames()  # of the modules that only this needs
     patches = Patches()
@@ -264,3 +255,98 @@ def _install() -> Patches:
         patches.undo()
         raise
     return patches
+
+
+# Devices of a whole process.
+
+
+def start_process_devices(said_by: Mapping[str, str] | None = None) -> None:
+    """Make the devices that SIMGPU_DEVICE_COUNT asks for, for the rest of the process.
+
+    Does nothing where they have been made already, as `import torch` does by itself wherever
+    simgpu is installed. SIMGPU_DEVICE_MEMORY is the memory of each, as in `simgpu.devices`, with
+    commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise; SIMGPU_RNG
+    chooses their random number generator. With SIMGPU_AS_CUDA, they are used as CUDA.
+
+    Raises ValueError where a variable makes no sense; its text begins with the variable, or with
+    the option of a command that has set it: by argument of `simgpu.devices`, `said_by` has those.
+    """
+    count = config_options.device_count()
+    if count is None or world.current_world() is not None:
+        return
+    asked = DeviceOptions.of_environment(count, said_by or {})
+    named = config_options.as_cuda()
+    install.install()
+    entered = world.enter(asked)
+    entered.hint = (
+        f"{config_options.COUNT} or `simgpu run` made them for the whole process: use these, or "
+        "start it without"
+    )
+    entered.more = f"; {config_options.COUNT}, or --devices of `simgpu run`, is their number"
+    if named:
+        start_process(force=named == "force")
+
+
+# `simgpu.enable(n)` and `simgpu.disable()`: devices without a `with` block, for a notebook.
+
+_lock = threading.Lock()
+# How the devices were made, and what ends them; None while there are none of this file.
+_enabled: tuple[str, ExitStack] | None = None
+
+
+def enable(
+    count: int,
+    *,
+    memory: Memory = None,
+    model: Names = None,
+    rng: str = "cuda",
+    as_cuda: bool = False,
+    force: bool = False,
+) -> list[torch.device]:
+    """Have `count` fresh simulated GPUs from now on, until `simgpu.disable()`.
+
+    For a notebook or the interactive interpreter, before or after `import torch`. In a program,
+    `with simgpu.devices(n)` ends its devices even where an error is raised.
+
+    Args:
+        count, memory, model, rng: as in `simgpu.devices`.
+        as_cuda: the devices go by the name of CUDA, as in `simgpu.as_cuda`.
+        force: as in `simgpu.as_cuda`.
+
+    Returns the devices, ``simgpu:0`` (or ``cuda:0``) and so on.
+
+    Raises:
+        DevicesActiveError: there are simulated devices already.
+        ValueError: `force` without `as_cuda`.
+        TypeError, ValueError, BackendSlotTakenError, RealCudaError: as in `simgpu.as_cuda`.
+    """
+    global _enabled
+    if force and not as_cuda:
+        raise ValueError("force=True needs as_cuda=True: it takes the name of real CUDA devices")
+    with _lock:
+        if _enabled is not None:
+            raise DevicesActiveError(
+                f"{_enabled[0]} has made devices already: call simgpu.disable() first"
+            )
+        arguments = _described(count, memory, model, rng, as_cuda=as_cuda, force=force)
+        with ExitStack() as ends:
+            made = _start(DeviceOptions.of(count, memory, model, rng), ends, as_cuda, force)
+            _enabled = f"simgpu.enable({arguments})", ends.pop_all()
+        return made
+
+
+def disable() -> None:
+    """End the devices of `simgpu.enable`; their tensors keep their values and can be moved to host.
+
+    Raises DeviceBlockError where there are none of `simgpu.enable`.
+    """
+    global _enabled
+    with _lock:
+        if _enabled is None:
+            raise DeviceBlockError(
+                "simgpu.disable() has nothing to end: it ends the devices of simgpu.enable(n), "
+                "while those of `with simgpu.devices(n)` end with their block and those of "
+                "SIMGPU_DEVICE_COUNT with the process"
+            )
+        (_, ends), _enabled = _enabled, None
+        ends.close()

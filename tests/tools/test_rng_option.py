@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu._cli.info import description
 from simgpu._config import options
-from simgpu._devices import process
+from simgpu._devices import block
 
 
 def enabled(count, **arguments):
@@ -86,7 +86,7 @@ def test_a_wrong_variable_is_refused(monkeypatch):
     monkeypatch.setenv(options.COUNT, "2")
     monkeypatch.setenv(options.RNG, "mine")
     with pytest.raises(ValueError, match="SIMGPU_RNG: rng must be one of 'cuda', 'host'"):
-        process.start_process_devices()
+        block.start_process_devices()
     assert torch.simgpu.device_count() == 0
 
 

@@ -13,7 +13,7 @@ from simgpu import strategies
 from simgpu._cli import run_script
 from simgpu._config import options as config_options
 from simgpu._core import world
-from simgpu._devices.process import start_process_devices
+from simgpu._devices.block import start_process_devices
 from simgpu.errors import InvalidDeviceError
 
 

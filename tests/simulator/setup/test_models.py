@@ -17,7 +17,7 @@ import dataparallel
 import simgpu
 from simgpu._config.gpus import GENERIC, find, models, models_of
 from simgpu._core import world
-from simgpu._devices import process
+from simgpu._devices import block
 
 MODELS = models()
 keys = st.sampled_from(list(MODELS))
@@ -96,7 +96,7 @@ def test_each_variable_is_heeded_whatever_the_others_say(monkeypatch, memory, mo
     for name, value in reported.items():
         if value is not None:
             monkeypatch.setenv(f"SIMGPU_{name}", value)
-    process.start_process_devices()
+    block.start_process_devices()
     try:
         found = [torch.simgpu.get_device_properties(index) for index in range(2)]
         assert (torch.simgpu.get_rng_state(0).numel() == 16) == (rng is None)
