@@ -26,10 +26,9 @@ from simgpu._pytest.markers import (
     wanted_by,
 )
 from simgpu._pytest.options import add_options, check, read_options
-from simgpu._pytest.pools import Scope, session_pool
+from simgpu._pytest.pools import Scope, needs_no_torch, session_pool
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
 from simgpu._pytest.ranks import Run, lend_ranks, tell_if_unused
-from simgpu._pytest.repeats import wrapped
 from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
@@ -39,10 +38,8 @@ if TYPE_CHECKING:
 # The hooks of --as-cuda, for suites that name CUDA and no fixture of ours; and a clear error.
 # Those that others import come first: pytest warns of a plugin that was imported before.
 pytest_plugins = [
-    "simgpu._pytest.short_option",
     "simgpu._pytest.options",
     "simgpu._pytest.as_cuda",
-    "simgpu._pytest.asynchronous",
     "simgpu._pytest.tracebacks",
 ]
 
@@ -52,24 +49,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", DEVICES_MARKER)
-    config.addinivalue_line("markers", repeats.EVERY_OOM_MARKER)
-    config.addinivalue_line("markers", repeats.SCHEDULES_MARKER)
-    config.addinivalue_line("markers", RANKS_DESCRIPTION)
-    config.addinivalue_line("markers", markers.WITHOUT_MARKER)
+    for marker in (
+        DEVICES_MARKER,
+        repeats.EVERY_OOM_MARKER,
+        repeats.SCHEDULES_MARKER,
+        RANKS_DESCRIPTION,
+        markers.WITHOUT_MARKER,
+    ):
+        config.addinivalue_line("markers", marker)
     options = read_options(config)
     check(options)
-    # `auto` waits for the first test that needs it, because only torch can count the GPUs.
-    if (
-        options.kind != "auto"
-        or options.oversubscribe
-        or options.per_worker is not None
-        or options.as_cuda
-        or options.process_count
-        or options.memory
-        or options.model
-        or options.asynchronous
-    ):
+    if options.asynchronous:
+        repeats.begin_asynchronous(config, options.async_seed)
+    if needs_no_torch(options):
         session_pool(config)
 
 
@@ -85,7 +77,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with wrapped(item):
+    with repeats.asynchronous(item), repeats.wrapped(item):
         return (yield)
 
 

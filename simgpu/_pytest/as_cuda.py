@@ -10,6 +10,7 @@ PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from typing import Any
 import pytest
 
 from simgpu._config import options as config_options
-from simgpu._pytest.options import SessionOptions, check, options_in, process_count
-from simgpu._pytest.short_option import SHORT
+from simgpu._pytest.options import SHORT, SessionOptions, check, options_in, process_count
+from simgpu._pytest.pools import explain_devices
 from simgpu._util import naming
 
 
@@ -43,38 +44,28 @@ def _start(config: pytest.Config, options: SessionOptions) -> None:
             f"{'--oversubscribe' if options.oversubscribe else '--devices cuda'}"
         )
     check(options)
-    texts = options.texts  # a worker of pytest-xdist finds them in what its parent gave it
-    variables = config_options.clear_variables()
-
-    def restore() -> None:
-        config_options.clear_variables()
-        os.environ.update(variables)
-
-    config.add_cleanup(restore)
-    _make_devices(config, options.count_or_default, texts)
-    config_options.set_variables(options.count_or_default, texts, "1")
+    count, texts = options.count_or_default, options.texts
+    variables = config_options.clear_variables()  # a worker of pytest-xdist has its parent's
+    ends = contextlib.ExitStack()
+    config.add_cleanup(ends.close)  # also where a conftest fails, so that the session never begins
+    ends.callback(os.environ.update, variables)
+    ends.callback(config_options.clear_variables)
+    _make_devices(ends, count, texts)
+    config_options.set_variables(count, texts, "1")
 
 
-def _make_devices(config: pytest.Config, count: int, texts: Mapping[str, str]) -> None:
+def _make_devices(ends: contextlib.ExitStack, count: int, texts: Mapping[str, str]) -> None:
     from simgpu import as_cuda
     from simgpu._core import world
     from simgpu.errors import SimGPUError
 
     if world.device_count() == count and "cuda" in naming.names:
         return  # a plugin imported torch before, under the variables of a parent
-    devices = as_cuda(count, **config_options.arguments(texts))
     try:
-        devices.__enter__()
+        ends.enter_context(as_cuda(count, **config_options.arguments(texts)))
     except SimGPUError as error:
         raise pytest.UsageError(f"--as-cuda: {error}") from None
-
-    def leave() -> None:
-        devices.__exit__(None, None, None)
-
-    config.add_cleanup(leave)  # also where a conftest fails, so that the session never begins
-    made = world.current_world()
-    assert made is not None
-    made.hint = (
+    explain_devices(
         "pytest --as-cuda made them for the whole session: take the fixture `devices`, with "
         "@pytest.mark.devices(n) for how many"
     )

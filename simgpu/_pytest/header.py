@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from simgpu._pytest import pools
-from simgpu._pytest.markers import FIXTURES, WANTED_PROPERTY
-from simgpu._pytest.options import SessionOptions, describe, read_options
+from simgpu._pytest.markers import FIXTURES, WANTED_PROPERTY, properties
+from simgpu._pytest.options import SessionOptions, read_options
 from simgpu._pytest.pools import (
     CudaPool,
     Pool,
     choose_pool,
+    describe,
     group_size,
     is_chosen,
     session_pool,
@@ -54,17 +55,16 @@ def active_options(options: SessionOptions) -> list[str]:
 
 
 def _devices(config: pytest.Config) -> str:
-    if is_chosen(config):
-        pool = session_pool(config)
+    options = read_options(config)
+    if not is_chosen(config):
+        simulated = simulated_pool(options).describe()
+        if not any(map(os.path.exists, DRIVER_FILES)):
+            return simulated
+        if "torch" not in sys.modules:
+            return f"real GPUs if torch finds two or more, else {simulated}"
+    with _cuda_is_not_started():
+        pool = session_pool(config) if is_chosen(config) else choose_pool(options)
         return f"{pool.describe()}{_sharing(config, pool)}"
-    simulated = simulated_pool(read_options(config))
-    if any(map(os.path.exists, DRIVER_FILES)):
-        if "torch" in sys.modules:
-            with _cuda_is_not_started():
-                pool = choose_pool(read_options(config))
-                return f"{pool.describe()}{_sharing(config, pool)}"
-        return f"real GPUs if torch finds two or more, else {simulated.describe()}"
-    return simulated.describe()
 
 
 @contextlib.contextmanager
@@ -74,15 +74,9 @@ def _cuda_is_not_started() -> Iterator[None]:
     To start CUDA here would keep the tests from using it in processes that they fork, in suites
     too that know nothing of simgpu.
     """
-    before = os.environ.get(NVML_CHECK)
-    os.environ[NVML_CHECK] = "1"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(NVML_CHECK, "1")
         yield
-    finally:
-        if before is None:
-            del os.environ[NVML_CHECK]
-        else:
-            os.environ[NVML_CHECK] = before
 
 
 def _sharing(config: pytest.Config, pool: Pool) -> str:
@@ -165,8 +159,7 @@ def _has_cuda() -> bool:
 
 def cuda_lines(reports: Iterable[Any]) -> list[str]:
     """The line about tests that were skipped or failed for want of CUDA; none if no test was."""
-    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
-    outcomes = [outcome for name, outcome in properties if name == _WANTS_CUDA]
+    outcomes = properties(reports, _WANTS_CUDA)
     if not outcomes:
         return []
     counts = [f"{n} {what}" for what in ("skipped", "failed") if (n := outcomes.count(what))]

@@ -133,11 +133,16 @@ def skip(request: pytest.FixtureRequest, why: str) -> NoReturn:
     pytest.skip(why)
 
 
+def properties(reports: Iterable[Any], name: str) -> list[Any]:
+    """Return the values of the user properties of this name, of all reports."""
+    # A module that skips itself while it is collected has a report without user_properties.
+    pairs = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    return [value for key, value in pairs if key == name]
+
+
 def skip_lines(skipped: Iterable[Any]) -> list[str]:
     """Return one line for each reason, with the number of tests that were skipped for it."""
-    # A module that skips itself while it is collected has a report without user_properties.
-    properties = [pair for report in skipped for pair in getattr(report, "user_properties", ())]
-    reasons = [text for name, text in properties if name == WANTED_PROPERTY]
+    reasons = properties(skipped, WANTED_PROPERTY)
     lines = []
     for text in sorted(set(reasons)):
         count = reasons.count(text)
@@ -150,14 +155,15 @@ def skip_lines(skipped: Iterable[Any]) -> list[str]:
 # For tests to which an option does not apply: one that looks at a result before anything has waited
 # for it, on purpose, cannot pass under `--async`. The session counts them at its end.
 
-# By option, what `SessionOptions` has where it is not given.
-_NOT_GIVEN: dict[str, dict[str, Any]] = {
-    "--async": {"lazy": False, "async_seed": None},
-    "--races": {"races": False},
-    "--faults": {"faults": None},
-    "--schedules": {"schedules": None, "schedule": None},
+# By option, the fields of `SessionOptions` that have their default where it is not given.
+_FIELDS = {
+    "--async": ("lazy", "async_seed"),
+    "--races": ("races",),
+    "--faults": ("faults",),
+    "--schedules": ("schedules", "schedule"),
 }
-OPTIONS = tuple(_NOT_GIVEN)
+_NOT_GIVEN = SessionOptions()
+OPTIONS = tuple(_FIELDS)
 WITHOUT_MARKER = (
     "without(option, ..., reason): the test runs as if these options of the session had not been "
     f"given; any of {', '.join(OPTIONS)}."
@@ -178,13 +184,8 @@ def read_markers(item: pytest.Item) -> None:
     for marker in markers:
         reason = marker.kwargs.get("reason")
         options = [option for option in marker.args if option in OPTIONS]
-        has_reason = isinstance(reason, str) and bool(reason.strip())
-        if (
-            not options
-            or len(options) < len(marker.args)
-            or not has_reason
-            or len(marker.kwargs) > 1
-        ):
+        has_reason = isinstance(reason, str) and reason.strip() and len(marker.kwargs) == 1
+        if not options or len(options) < len(marker.args) or not has_reason:
             fail_item(item, marker, _WAY_OUT)
         left_out.update(options)
     item.stash[_LEFT_OUT] = frozenset(left_out)
@@ -196,16 +197,13 @@ def read_markers(item: pytest.Item) -> None:
 def options_for(item: pytest.Item) -> SessionOptions:
     """What the session asks for, less what the test's markers leave out."""
     options, left_out = read_options(item.config), item.stash.get(_LEFT_OUT, frozenset())
-    changes: dict[str, Any] = {}
-    for option in left_out:
-        changes |= _NOT_GIVEN[option]
-    return replace(options, **changes)
+    names = [name for option in left_out for name in _FIELDS[option]]
+    return replace(options, **{name: getattr(_NOT_GIVEN, name) for name in names})
 
 
 def left_out_lines(reports: Iterable[Any]) -> list[str]:
     """One line for each option that was given, with the number of tests that left it out."""
-    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
-    left_out = [option for name, option in properties if name == _LEFT_OUT_PROPERTY]
+    left_out = properties(reports, _LEFT_OUT_PROPERTY)
     return [
         f"{plural(left_out.count(option), 'test')} ran without {option} (@pytest.mark.without)"
         for option in OPTIONS
@@ -218,6 +216,6 @@ def _given(config: pytest.Config) -> set[str]:
     options = read_options(config)
     return {
         option
-        for option, unset in _NOT_GIVEN.items()
-        if any(getattr(options, name) != value for name, value in unset.items())
+        for option, names in _FIELDS.items()
+        if any(getattr(options, name) != getattr(_NOT_GIVEN, name) for name in names)
     }

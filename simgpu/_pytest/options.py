@@ -8,22 +8,16 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
 from simgpu._config import options as config_options
-from simgpu._config.options import RNGS, DeviceOptions
+from simgpu._config.gpus import find
+from simgpu._config.options import RNGS, DeviceOptions, check_rng
 from simgpu._util.naming import MAX_DEVICES
-
-# How the workers of pytest-xdist share the real GPUs of a machine: plain arithmetic.
-#
-# GPUs come in groups of `size` neighbours, worker w has group w modulo the number of groups. GPUs
-# that fill no group stay idle; where there are more workers than groups, some share one.
-
-DEFAULT_SIZE = 2
 
 
 @dataclass(frozen=True)
@@ -34,37 +28,8 @@ class Worker:
     count: int
 
 
-@dataclass(frozen=True)
-class Group:
-    """The GPUs of a worker, and how many workers use them."""
-
-    ordinals: range
-    sharers: int
-
-
-def group_of(worker: Worker, gpus: int, size: int) -> Group:
-    """Return the GPUs of a worker on a machine with `gpus` of them, `size` in a group."""
-    groups = gpus // size
-    mine = worker.index % groups
-    sharers = len(range(mine, worker.count, groups))
-    return Group(range(mine * size, (mine + 1) * size), sharers)
-
-
-def describe(workers: int, gpus: int, size: int) -> str:
-    """The header's part about the workers, with a notice where they have to share."""
-    groups = gpus // size
-    each = f"{workers} workers, each with {size} of them"
-    if workers <= groups:
-        return each
-    most = group_of(Worker(0, workers), gpus, size).sharers
-    are = "there is only 1 such group" if groups == 1 else f"there are only {groups} such groups"
-    return (
-        f"{each}; as {are}, up to {most} workers share one, and each has 1/{most} of its memory "
-        f"(-n {groups} shares nothing)"
-    )
-
-
 DEFAULT_COUNT = 8
+DEFAULT_SIZE = 2  # of the groups of real GPUs that workers of pytest-xdist have
 names: set[str] = set()  # of all options below, once they are added
 
 
@@ -130,6 +95,7 @@ def add_options(parser: pytest.Parser) -> None:
     add = functools.partial(_add, group)
     add(
         "--devices",
+        "kind",
         type=_kind,
         choices=("auto", "simgpu", "cuda"),
         default="auto",
@@ -137,34 +103,40 @@ def add_options(parser: pytest.Parser) -> None:
     )
     add(
         "--device-count",
+        "count",
         type=int,
         metavar="N",
         help=f"how many devices a test can have (default: {DEFAULT_COUNT}, or the GPUs here)",
     )
     add(
         "--device-memory",
+        "memory",
         metavar="SIZE[,SIZE...]",
         help="what each simulated device has, such as 2GiB; with commas one size per device "
         "(default: what the model has, or 16GiB)",
     )
     add(
         "--device-model",
+        "model",
         metavar="NAME[,NAME...]",
         help="which GPU each simulated device says that it is, such as A100; with commas one per "
         "device; also --model, where the suite has no option of that name",
     )
     add(
         "--device-rng",
+        "rng",
         choices=RNGS,
         help="what draws random numbers: CUDA's generator (default) or the host's; also --rng",
     )
     add(
         "--oversubscribe",
+        "oversubscribe",
         action="store_true",
         help="N slots that all name cuda:0, so that one real GPU runs multi-device tests",
     )
     add(
         "--gpus-per-worker",
+        "per_worker",
         type=int,
         metavar="N",
         help="real GPUs for each worker of pytest-xdist (default: "
@@ -172,18 +144,18 @@ def add_options(parser: pytest.Parser) -> None:
     )
     add(
         "--as-cuda",
+        "as_cuda",
         action="store_true",
         help="name simulated devices cuda, for suites written for CUDA",
     )
     _add_exploring(add)
 
 
-def _add(group: pytest.OptionGroup, name: str, **arguments: Any) -> None:
+def _add(group: pytest.OptionGroup, name: str, field: str, **arguments: Any) -> None:
+    """Add the option of a field of `SessionOptions`."""
     names.add(name)
-    # The suite's own options are in the same namespace, perhaps as "devices" or "as_cuda".
-    dest = f"simgpu_{name[2:].replace('-', '_')}"
-    try:
-        group.addoption(name, dest=dest, **arguments)
+    try:  # the suite's own options are in the same namespace, perhaps as "devices" or "as_cuda"
+        group.addoption(name, dest=f"simgpu_{field}", **arguments)
     except argparse.ArgumentError:
         raise pytest.UsageError(
             f"another plugin adds the option {name}, which is simgpu's: leave one of them out "
@@ -205,12 +177,14 @@ def _add_exploring(add: Callable[..., None]) -> None:
     """The options that look for more in a test, or run it more than once."""
     add(
         "--races",
+        "races",
         action="store_true",
         help="fail a test where two streams, or a stream and the host, use the same memory and "
         "nothing puts them in order",
     )
     add(
         "--faults",
+        "faults",
         choices=("oom",),
         help="run each test once more for each allocation of simulated memory in it, which fails "
         "that time (on one test: @pytest.mark.every_oom)",
@@ -218,6 +192,7 @@ def _add_exploring(add: Callable[..., None]) -> None:
 
     add(
         "--schedules",
+        "schedules",
         type=int,
         metavar="N",
         help="run each test under N schedules of its threads, and a property of hypothesis under "
@@ -225,17 +200,20 @@ def _add_exploring(add: Callable[..., None]) -> None:
     )
     add(
         "--schedule",
+        "schedule",
         metavar="TOKEN",
         help="run the tests under the schedule of this token, which a failure has printed",
     )
     add(
         "--async",
+        "lazy",
         action="store_true",
         help="run kernels and copies of simulated devices when something waits for them, and "
         "no earlier, as streams of a GPU may: code that forgets to wait computes NaN or old values",
     )
     add(
         "--async-seed",
+        "async_seed",
         type=int,
         metavar="SEED",
         help="the same, in a legal order that this number draws",
@@ -255,24 +233,9 @@ def read_options(config: pytest.Config) -> SessionOptions:
 
 
 def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> SessionOptions:
-    return SessionOptions(
-        kind=namespace.simgpu_devices,
-        count=namespace.simgpu_device_count,
-        oversubscribe=namespace.simgpu_oversubscribe,
-        per_worker=namespace.simgpu_gpus_per_worker,
-        worker=worker,
-        as_cuda=namespace.simgpu_as_cuda,
-        faults=namespace.simgpu_faults,
-        schedules=namespace.simgpu_schedules,
-        schedule=namespace.simgpu_schedule,
-        races=namespace.simgpu_races,
-        lazy=namespace.simgpu_async,
-        async_seed=namespace.simgpu_async_seed,
-        memory=namespace.simgpu_device_memory,
-        model=namespace.simgpu_device_model,
-        rng=namespace.simgpu_device_rng,
-        process_count=process_count(),
-    )
+    names = {field.name for field in fields(SessionOptions)} - {"worker", "process_count"}
+    given = {name: getattr(namespace, f"simgpu_{name}") for name in names}
+    return SessionOptions(**given, worker=worker, process_count=process_count())
 
 
 def process_count() -> int | None:
@@ -323,14 +286,106 @@ def check(options: SessionOptions) -> None:
             raise pytest.UsageError(str(error)) from None
 
 
-# A conftest that adds an option of our name: one line of error in place of a traceback.
+# `--model` and `--rng`: `--device-model` and `--device-rng` in a suite without such options.
+#
+# The plugin is loaded in every session, and suites of models often have a `--model` of their own:
+# so they are added when the suite's conftests have had their turn, and taken away once the command
+# line is read. Conftests of other folders are found while tests are collected, and may add theirs.
+
+
+@dataclass(frozen=True)
+class ShortOption:
+    """One of them: `name`, short for `long`, which is `field` of `SessionOptions`."""
+
+    field: str
+    value: str
+    """One that it may have."""
+    check: Callable[[str], object]
+    """Raises ValueError for a value that cannot be ours."""
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"--{self.field}"
+
+    @property
+    def long(self) -> str:
+        return f"--device-{self.field}"
+
+    def early(self, config: pytest.Config, args: Sequence[str]) -> str | None:
+        """Return the option's value on a command line, if it may be ours.
+
+        For --as-cuda, whose devices are made before any conftest can define the option.
+        """
+        reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        reader.add_argument(self.name, dest="value")
+        try:
+            value: str | None = reader.parse_known_args(list(args))[0].value
+            if value is not None:
+                self.check(value)
+        except (argparse.ArgumentError, ValueError):
+            return None
+        if value is not None:
+            config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
+        return value
+
+    def add_where_free(
+        self, config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
+    ) -> None:
+        """Add the option, unless the suite has one of that name."""
+        tried = f"{self.name}={self.value}"
+        try:  # with all arguments, for the suite may have options that must be
+            _, unknown = parser.parse_known_and_unknown_args([tried, *args])
+        except pytest.UsageError as error:
+            if self.name not in str(error):
+                return  # of another option, which pytest is going to refuse in its own words
+            unknown = []
+        if tried in unknown:
+            parser.getgroup("simgpu").addoption(
+                self.name,
+                dest=f"simgpu_{self.field}",
+                metavar="NAME[,NAME...]" if self.choices is None else None,
+                choices=self.choices,
+                help=self.long,
+            )
+            config.stash.setdefault(_ADDED, []).append((self, parser))
+        elif self in config.stash.get(_TAKEN_EARLY, ()):
+            raise pytest.UsageError(
+                f"{self.name} is an option of this suite: say {self.long} for the devices of "
+                "--as-cuda"
+            )
+
+    def take_away(self, parser: pytest.Parser) -> None:
+        """Allow others to add an option of this name; values from the command line stay."""
+        # pytest before 9 has none: there each group of options has names of its own.
+        options = getattr(parser, "optparser", None)
+        if options is not None:
+            options._option_string_actions.pop(self.name)
+
+
+def _find_each(names: str) -> None:
+    for name in names.split(","):
+        find(name)
+
+
+# Those by which --as-cuda has made devices before it was known that they are ours.
+_TAKEN_EARLY = pytest.StashKey[set[ShortOption]]()
+# Those that are in a parser.
+_ADDED = pytest.StashKey[list[tuple[ShortOption, pytest.Parser]]]()
+
+SHORT = (
+    ShortOption("model", "A100", _find_each),
+    ShortOption("rng", RNGS[0], check_rng, RNGS),
+)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests() -> Generator[None, object, object]:
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
     try:
-        return (yield)
-    except argparse.ArgumentError as error:
+        done = yield
+    except argparse.ArgumentError as error:  # in one line: a conftest adds an option of our name
         taken = names.intersection((error.argument_name or "").split("/"))
         if not taken:
             raise
@@ -338,3 +393,12 @@ def pytest_load_initial_conftests() -> Generator[None, object, object]:
             f"a conftest.py adds the option {', '.join(sorted(taken))}, which is simgpu's: rename "
             "it there, or leave simgpu's plugin out (-p no:simgpu, also as addopts)"
         ) from None
+    for short in SHORT:
+        short.add_where_free(early_config, parser, args)
+    return done
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    for short, parser in session.config.stash.get(_ADDED, []):
+        short.take_away(parser)

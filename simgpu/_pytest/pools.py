@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -18,7 +19,7 @@ import pytest
 from simgpu._config import options as config_options
 from simgpu._config.gpus import models_of
 from simgpu._config.options import RNGS
-from simgpu._pytest.options import DEFAULT_SIZE, SessionOptions, Worker, group_of, read_options
+from simgpu._pytest.options import DEFAULT_SIZE, SessionOptions, Worker, read_options
 from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
@@ -176,18 +177,24 @@ class SimulatedPool:
         import torch
 
         import simgpu
-        from simgpu._core import world
 
         with simgpu.devices(count, **self.sort(count)) as devices:
-            made = world.current_world()
-            assert made is not None
-            made.hint = (
+            explain_devices(
                 f"pytest's fixture {fixture_name(scope)} made them: use its devices, or do without "
                 "the fixture"
             )
             # The devices are seeded; torch.manual_seed would format the stack for every backend.
             torch.default_generator.manual_seed(0)
             yield list(devices)
+
+
+def explain_devices(hint: str, created_by: str | None = None) -> None:
+    """Name what made the devices that are there, for errors of what asks for others."""
+    from simgpu._core import world
+
+    made = world.current_world()
+    assert made is not None
+    made.hint, made.created_by = hint, created_by
 
 
 def _all_of(value: str | list[str]) -> str:
@@ -205,17 +212,15 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
     if count > active:
         there = world.current_world()
         maker = there and there.created_by
-        if maker:
-            pytest.fail(
-                f"the test asks for {plural(count, 'device')}, and {active} are there already, "
-                f"made by {maker}: say @pytest.mark.devices({active}), or as many ranks",
-                pytrace=False,
-            )
         pytest.fail(
             f"the test asks for {plural(count, 'device')}, and {active} are there already, made "
-            "outside of it (by a fixture of yours, or by module_devices): say "
-            f"--device-count {active} or @pytest.mark.devices({active}), or take the devices of "
-            "the wider fixture from session_devices",
+            + (
+                f"by {maker}: say @pytest.mark.devices({active}), or as many ranks"
+                if maker
+                else "outside of it (by a fixture of yours, or by module_devices): say "
+                f"--device-count {active} or @pytest.mark.devices({active}), or take the devices "
+                "of the wider fixture from session_devices"
+            ),
             pytrace=False,
         )
     kind = "cuda" if "cuda" in naming.names else naming.DEVICE_TYPE
@@ -227,6 +232,42 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
         for device in devices:
             module.reset_peak_memory_stats(device)
         yield devices
+
+
+# How the workers of pytest-xdist share the real GPUs of a machine: plain arithmetic.
+#
+# GPUs come in groups of `size` neighbours, worker w has group w modulo the number of groups. GPUs
+# that fill no group stay idle; where there are more workers than groups, some share one.
+
+
+@dataclass(frozen=True)
+class Group:
+    """The GPUs of a worker, and how many workers use them."""
+
+    ordinals: range
+    sharers: int
+
+
+def group_of(worker: Worker, gpus: int, size: int) -> Group:
+    """Return the GPUs of a worker on a machine with `gpus` of them, `size` in a group."""
+    groups = gpus // size
+    mine = worker.index % groups
+    sharers = len(range(mine, worker.count, groups))
+    return Group(range(mine * size, (mine + 1) * size), sharers)
+
+
+def describe(workers: int, gpus: int, size: int) -> str:
+    """The header's part about the workers, with a notice where they have to share."""
+    groups = gpus // size
+    each = f"{workers} workers, each with {size} of them"
+    if workers <= groups:
+        return each
+    most = group_of(Worker(0, workers), gpus, size).sharers
+    are = "there is only 1 such group" if groups == 1 else f"there are only {groups} such groups"
+    return (
+        f"{each}; as {are}, up to {most} workers share one, and each has 1/{most} of its memory "
+        f"(-n {groups} shares nothing)"
+    )
 
 
 # How many threads torch uses in a worker of pytest-xdist: one, unless the user sets it.
@@ -288,6 +329,12 @@ def simulated_pool(options: SessionOptions) -> SimulatedPool:
         seed = options.async_seed
         order = "in the lazy order" if seed is None else f"in an order of seed {seed}"
     return SimulatedPool(count, config_options.arguments(options.texts), source, order)
+
+
+def needs_no_torch(options: SessionOptions) -> bool:
+    """Whether the pool is known already; else torch has to count the GPUs for it."""
+    named = options.kind != "auto" or options.oversubscribe or options.per_worker is not None
+    return named or options.as_cuda or _only_simulated(options)
 
 
 def _only_simulated(options: SessionOptions) -> bool:

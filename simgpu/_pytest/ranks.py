@@ -14,7 +14,7 @@ import pytest
 from simgpu._pytest import markers
 from simgpu._pytest.markers import call_of, fail_item, is_ours
 from simgpu._pytest.options import read_options
-from simgpu._pytest.pools import simulated_pool
+from simgpu._pytest.pools import explain_devices, simulated_pool
 from simgpu._util.naming import plural
 
 DESCRIPTION = (
@@ -44,10 +44,10 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
     with contextlib.ExitStack() as ends:
         if not world.device_count():
             ends.enter_context(simgpu.as_cuda(count, **pool.sort(count)))
-            made = world.current_world()
-            assert made is not None
-            made.created_by = f"the fixture `ranks`, for @pytest.mark.ranks({count})"
-            made.hint = "pytest's fixture `ranks` made them: use these, or do without it"
+            explain_devices(
+                "pytest's fixture `ranks` made them: use these, or do without it",
+                f"the fixture `ranks`, for @pytest.mark.ranks({count})",
+            )
         yield functools.partial(simgpu.ranks, count)
 
 

@@ -1,4 +1,4 @@
-"""Tests that run again and again or watched: `--faults oom`, `--schedules`, `--races`."""
+"""Tests that run in other ways: `--faults oom`, `--schedules`, `--races`, `--async`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from simgpu._pytest.markers import closest_of_ours, fail_item, fail_marker
+from simgpu._pytest.markers import closest_of_ours, fail_item, fail_marker, options_for
 from simgpu._strategies.examples import node_id
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -83,6 +83,46 @@ def wrapped(item: pytest.Item) -> Iterator[None]:
         yield
     finally:
         given.inner_test = stock
+
+
+# `pytest --async`: kernels and copies of simulated devices run when something waits for them.
+#
+# The whole session runs so (`simgpu.asynchronous`), however a test makes its devices. Each test
+# begins the orders of the seed anew, so that it can be run by itself. One with
+# `@pytest.mark.without("--async")` runs at once.
+
+_EXECUTOR: pytest.StashKey[Any] = pytest.StashKey()
+
+
+def begin_asynchronous(config: pytest.Config, seed: int | None) -> None:
+    """Run the session so; the lazy order is that of the seed None."""
+    import torch  # noqa: F401  # first: it may make devices, which import what is asked for here
+
+    from simgpu._explore.asynchronous import executor
+
+    config.stash[_EXECUTOR] = executor.begin(seed)
+    config.add_cleanup(lambda: executor.end(config.stash[_EXECUTOR]))
+
+
+@contextmanager
+def asynchronous(item: pytest.Item) -> Iterator[None]:
+    """Run a test with an order of its own, or at once if it leaves `--async` out."""
+    stash = item.config.stash
+    running = stash.get(_EXECUTOR, None)
+    if running is None:
+        yield
+        return
+    if options_for(item).asynchronous:
+        running.restart(running.seed)
+        yield
+        return
+    from simgpu._explore.asynchronous import executor
+
+    executor.end(running)
+    try:
+        yield
+    finally:
+        stash[_EXECUTOR] = executor.begin(running.seed)
 
 
 # `@pytest.mark.every_oom` and `pytest --faults oom`: a test runs once more for each allocation.
@@ -269,11 +309,11 @@ def repeat_with_schedules(item: pytest.Item, everywhere: int | None, token: str 
 
 def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
     """How many schedules a marker asks for; None where that is an error of its test."""
-    given = [*marker.args, *(value for name, value in marker.kwargs.items() if name == "n")]
-    n = given[0] if given else DEFAULT
-    if len(given) < len(marker.args) + len(marker.kwargs) or len(given) > 1 or type(n) is not int:
-        n = 0
-    if n < 1:
+    try:
+        n: object = (lambda n=DEFAULT: n)(*marker.args, **marker.kwargs)
+    except TypeError:
+        n = None
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         fail_item(item, marker, "write @pytest.mark.schedules(n), n being an int from 1 on")
         return None
     return n
@@ -285,7 +325,7 @@ def _under_schedules(
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
-        from simgpu._explore.schedules.explore import attempted, schedule, shortened, tried
+        from simgpu._explore.schedules.explore import schedule, shortened, tried
         from simgpu.errors import ScheduleDivergedError
 
         step = functools.partial(test, *args, **kwargs)
@@ -298,7 +338,7 @@ def _under_schedules(
                     with schedule():
                         step()
                 return
-            once = functools.partial(_once, attempted, step)
+            once = functools.partial(_once, step)
             *_, last = tried(once, n, "deviate", 0)
             if last.error is None:
                 return
@@ -310,7 +350,9 @@ def _under_schedules(
     return run
 
 
-def _once(attempted: Callable[..., Any], step: Callable[[], Any], number: int, how: Any) -> Any:
+def _once(step: Callable[[], Any], number: int, how: Any) -> Any:
+    from simgpu._explore.schedules.explore import attempted
+
     return attempted(step, number, how, _FAILURES)[1]
 
 
@@ -381,11 +423,11 @@ def _shortest(step: Any, failed: Any) -> Any:
     """The run with the fewest deviations; `failed` itself where more runs draw more numbers."""
     from hypothesis.strategies import DataObject
 
-    from simgpu._explore.schedules.explore import attempted, shortened
+    from simgpu._explore.schedules.explore import shortened
 
     if any(isinstance(value, DataObject) for value in (*step.args, *step.keywords.values())):
         return failed
-    return shortened(functools.partial(_once, attempted, step), failed)
+    return shortened(functools.partial(_once, step), failed)
 
 
 def _tell(failed: Any, item: pytest.Item | None) -> None:

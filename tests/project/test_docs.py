@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from simgpu.__main__ import main
-from simgpu._pytest import options as pytest_options
 from simgpu._pytest.options import SessionOptions
-from simgpu._pytest.pools import choose_pool, group_size
+from simgpu._pytest.pools import choose_pool, describe, group_size
 from tests.assurance.faults.table import FAULTS
 from tests.support import plant
 from tests.support.pages import PAGES, ROOT, PageError, blocks, commands, excuses, run_page
@@ -132,7 +131,7 @@ def test_the_header_lines_for_gpus_are_the_plugins(gpus):
         gpus(here)
         options = SessionOptions("cuda")
         line = choose_pool(options).describe()
-        groups = pytest_options.describe(4, here, group_size(options, here))
+        groups = describe(4, here, group_size(options, here))
         slots = choose_pool(SessionOptions("cuda", oversubscribe=True)).describe()
         possible |= {line, f"{line}; {groups}", slots}
     text = (ROOT / "docs" / "gpus.md").read_text("utf-8")

@@ -146,7 +146,7 @@ class Options(SimpleNamespace):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"simgpu_devices": "cuda"}, "--devices cuda"),
+        ({"simgpu_kind": "cuda"}, "--devices cuda"),
         ({"simgpu_oversubscribe": True}, "--oversubscribe"),
         ({}, "2 real CUDA devices"),
     ],
@@ -154,7 +154,7 @@ class Options(SimpleNamespace):
 def test_contradicting_options_are_refused(monkeypatch, options, says):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    namespace = Options(**{"simgpu_as_cuda": True, "simgpu_devices": "simgpu"} | options)
+    namespace = Options(**{"simgpu_as_cuda": True, "simgpu_kind": "simgpu"} | options)
     config = SimpleNamespace(known_args_namespace=namespace, add_cleanup=lambda call: None)
     with pytest.raises(pytest.UsageError, match=says):
         as_cuda.pytest_load_initial_conftests(config, [])

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simgpu._pytest.options import SessionOptions
+from simgpu._pytest.options import SHORT, SessionOptions, pytest_sessionstart
 from simgpu._pytest.pools import simulated_pool
-from simgpu._pytest.short_option import SHORT, pytest_sessionstart
 
 SUITE = """
 import pytest
@@ -127,8 +126,8 @@ def test_whatever_option_a_suite_has_it_stays_theirs(theirs, late):
         short.add_where_free(config, parser, said)
     ours = [f"{short.name}={short.value}" for short in SHORT if short.name not in theirs]
     reported = vars(parser.parse([*said, *ours]))
-    found = {name for name in reported if name.startswith("simgpu_device_")}
-    assert found == {f"simgpu_device_{short.field}" for short in SHORT if short.name not in theirs}
+    found = {name for name in reported if name.startswith("simgpu_")}
+    assert found == {f"simgpu_{short.field}" for short in SHORT if short.name not in theirs}
     pytest_sessionstart(SimpleNamespace(config=config))
     for name in late.difference(theirs):
         parser.addoption(name, dest=f"late_{name[2:]}", default="theirs")

@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._pytest import pools
-from simgpu._pytest.options import (
-    SessionOptions,
-    Worker,
-    add_options,
-    describe,
-    group_of,
-    read_options,
-)
-from simgpu._pytest.pools import CudaPool, choose_pool
+from simgpu._pytest.options import SessionOptions, Worker, add_options, read_options
+from simgpu._pytest.pools import CudaPool, choose_pool, describe, group_of
 
 
 @given(size=st.integers(1, 8), spare=st.integers(0, 8), workers=st.integers(1, 20))
