@@ -7,5 +7,5 @@ failures        failing examples, and files that repeat them
 tally           the counts of one process, in a file
 report          the sum of all counts as HTML and JSON
 
-May import: `_strategies`, `_util`, `torch`, `hypothesis`, `jinja2`, `pytest`, `tqdm`.
+May import: `_strategies`, `_config`, `_util`, `torch`, `hypothesis`, `jinja2`, `pytest`, `tqdm`.
 """

@@ -25,7 +25,7 @@ from simgpu._strategies.networks import Network
 
 # Python source for the values of a failing example: what makes a regression test.
 
-PLAIN = (int, float, str, bytes, bool, type(None))
+PLAIN = (int, float, str, bytes, bool, range, type(None))
 
 
 class NotReproducible(Exception):
@@ -94,8 +94,6 @@ class Writer:
             return "[" + self._row(value) + "]"
         if type(value) is tuple:
             return "(" + self._row(value) + ("," if len(value) == 1 else "") + ")"
-        if type(value) is range:
-            return repr(value)
         return self._instance(value)
 
     def _tensor(self, drawn: DrawnTensor, device: torch.device) -> str:
@@ -135,57 +133,55 @@ class Writer:
         return f"{kind.__name__}({arguments})"
 
 
-@dataclasses.dataclass(frozen=True)
-class Home:
-    """Where a property is defined."""
-
-    module: str
-    """What it is imported from."""
-    name: str
-    """Its name in the module; of a method Class.name."""
-    path: str | None = None
-    """Its file, relative to the folder of the suite, where the module cannot be imported."""
-
-
 def regression_test(
-    home: Home,
-    arguments: dict[str, Any],
+    item: pytest.Function,
+    test: Callable[..., Any],
+    seen: dict[str, Any],
     fixtures: Sequence[str],
     key: str,
-    schedule: str | None = None,
+    schedule: str | None,
 ) -> str:
-    """Return the text of a test that calls a property with only these values.
+    """Return the text of a test that calls the property `item` with only these values.
 
     Args:
-        arguments: what hypothesis drew, by name, and the fixture `devices` if the test has it.
-        fixtures: names of the other arguments, to be had from fixtures.
+        test: the property's own function.
+        seen: its arguments.
+        fixtures: names of those that are to be had from fixtures, and not from hypothesis.
         key: goes into the name of the test.
         schedule: the token of the schedule that it is called in, if it is in one.
 
     Raises NotReproducible where a value cannot be written as source.
     """
-    devices = arguments.pop("devices", ()) if "devices" in fixtures else ()
-    writer = Writer(devices, home.module if home.path else None)
-    given = [f"{argument}={writer.write(value)}" for argument, value in arguments.items()]
-    owner, _, name = home.name.rpartition(".")
-    package, _, module = home.module.rpartition(".")
-    load = ""
-    if home.path:
+    # Where no import finds the module, by its file, relative to the folder of the suite.
+    by_path = item.config.getoption("importmode") == "importlib"
+    devices = seen["devices"] if "devices" in fixtures else ()
+    writer = Writer(devices, test.__module__ if by_path else None)
+    given = [
+        f"{name}={writer.write(value)}" for name, value in seen.items() if name not in fixtures
+    ]
+    package, _, module = test.__module__.rpartition(".")
+    load = marker = ""
+    if by_path:
         module = "module"
         writer.imports.add("from simgpu.strategies import load_module")
-        load = f"\n\nmodule = load_module(__file__, {home.path!r})"
+        load = f"\n\nmodule = load_module(__file__, {item.nodeid.partition('::')[0]!r})"
     else:
         writer.imports.add(f"from {package} import {module}" if package else f"import {module}")
-    itself = [f"{module}.{owner}()"] if owner else []
+    owner = f"{module}.{item.cls.__qualname__}" if item.cls else module
+    itself = [f"{owner}()"] if item.cls else []
     call = ",\n    ".join([*itself, *(f"{name}={name}" for name in fixtures), *given])
-    body = f"{module}.{home.name}.hypothesis.inner_test(\n    {call},\n)\n"
+    body = f"{owner}.{test.__name__}.hypothesis.inner_test(\n    {call},\n)\n"
     if schedule is not None:
         writer.imports.add("import simgpu")
         body = f"with simgpu.schedule(replay={schedule!r}):\n" + indent(body, " " * 4)
+    imports = sorted(writer.imports)
+    if "devices" in seen and item.get_closest_marker("devices") is not None:
+        marker = f"@pytest.mark.devices({len(seen['devices'])})\n"
+        imports.insert(0, "import pytest")
     return (
-        "\n".join(sorted(writer.imports))
+        "\n".join(imports)
         + load
-        + f"\n\n\ndef {name}_{key}({', '.join(fixtures)}):\n"
+        + f"\n\n\n{marker}def {test.__name__}_{key}({', '.join(fixtures)}):\n"
         + f'    """Found by fuzzing."""\n{indent(body, " " * 4)}'
     )
 
@@ -305,57 +301,38 @@ def of_example(
     cases = item.callspec.params if hasattr(item, "callspec") else {}
     fixtures = [name for name in seen if name in item.funcargs and name not in cases]
     drawn = {name: value for name, value in seen.items() if name not in fixtures}
-    failure = Failure(
-        property=name_of(item),
-        error=type(error).__name__,
-        message=text_of(error)[:MESSAGE],
-        location=where,
+    try:
+        text = regression_test(item, test, seen, fixtures, key[:6], schedule)
+    except NotReproducible:
+        text = None
+    return key, _failure(
+        name_of(item),
+        error,
         combination=combination,
         example=", ".join(f"{name}={shown(value)}" for name, value in drawn.items())[:EXAMPLE],
-        test=_regression_test(item, test, seen, fixtures, key[:6], schedule),
-        hypothesis=hypothesis.__version__,
+        test=text,
         schedule=schedule,
         kind=kind_of(error),
     )
-    return key, failure
 
 
 def of_property(name: str, error: BaseException) -> Failure:
     """Describe a property that fails as a whole: a health check, or nothing to draw from."""
+    return _failure(
+        name,
+        error,
+        combination=None,
+        example="(no example: the property as a whole)",
+        test="# The property itself fails, whatever its example.\n",
+    )
+
+
+def _failure(name: str, error: BaseException, **about: Any) -> Failure:
     return Failure(
         property=name,
         error=type(error).__name__,
         message=text_of(error)[:MESSAGE],
         location=location(error),
-        combination=None,
-        example="(no example: the property as a whole)",
-        test="# The property itself fails, whatever its example.\n",
         hypothesis=hypothesis.__version__,
+        **about,
     )
-
-
-def _regression_test(
-    item: pytest.Function,
-    test: Callable[..., Any],
-    seen: dict[str, Any],
-    fixtures: list[str],
-    key: str,
-    schedule: str | None,
-) -> str | None:
-    arguments = {
-        name: value for name, value in seen.items() if name not in fixtures or name == "devices"
-    }
-    try:
-        text = regression_test(_home(item, test), arguments, fixtures, key, schedule)
-    except NotReproducible:
-        return None
-    if "devices" in seen and item.get_closest_marker("devices") is not None:
-        marker = f"@pytest.mark.devices({len(seen['devices'])})\n"
-        text = "import pytest\n" + text.replace("\n\n\ndef ", f"\n\n\n{marker}def ", 1)
-    return text
-
-
-def _home(item: pytest.Function, test: Callable[..., Any]) -> Home:
-    name = f"{item.cls.__qualname__}.{test.__name__}" if item.cls else test.__name__
-    by_path = item.config.getoption("importmode") == "importlib"
-    return Home(test.__module__, name, item.nodeid.partition("::")[0] if by_path else None)

@@ -46,13 +46,11 @@ def heat_map(tally: Tally, low: int, high: int) -> dict[int, list[Cell]]:
 
     rows = {}
     for n in range(low, high + 1):
-        cells = [
-            cell(str(b), n, tally.combinations[b, n], tally.failed[b, n]) for b in range(WIDEST + 1)
-        ]
-        larger = [b for b, devices in tally.combinations if devices == n and b > WIDEST]
-        examples = sum(tally.combinations[b, n] for b in larger)
-        failed = sum(tally.failed[b, n] for b in larger)
-        rows[n] = [*cells, cell(f"over {WIDEST}", n, examples, failed)]
+        tried, failed = tally.combinations, tally.failed
+        cells = [cell(str(b), n, tried[b, n], failed[b, n]) for b in range(WIDEST + 1)]
+        larger = [(b, n) for b, devices in tried if devices == n and b > WIDEST]
+        sums = (sum(map(counts.__getitem__, larger)) for counts in (tried, failed))
+        rows[n] = [*cells, cell(f"over {WIDEST}", n, *sums)]
     return rows
 
 
@@ -116,40 +114,24 @@ def first_line(text: str) -> str:
 
 def as_html(tally: Tally, run: dict[str, Any]) -> str:
     """Return the report for people."""
-    loader = PackageLoader("simgpu._fuzz")
     templates = Environment(
-        loader=loader,
+        loader=PackageLoader("simgpu._fuzz"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["plural"] = plural
-    templates.filters["ranges"] = ranges
-    templates.filters["first_line"] = first_line
+    templates.filters |= {"plural": plural, "ranges": ranges, "first_line": first_line}
     low, high = run["devices"]
-    gaps = never_tried(tally, low, high)
     return templates.get_template("report.html.jinja").render(
         run=run,
+        tally=tally,
         low=low,
         high=high,
         widest=WIDEST,
         failures=as_json(tally, run)["failures"],
-        total=tally.examples.total(),
-        scheduled=tally.switches.total(),
-        switched=tally.switches.total() - tally.switches[0],
-        most_switches=max(tally.switches, default=0),
-        examples=tally.examples.most_common(),
-        properties=tally.properties,
-        finished=len(tally.finished),
-        combinations=len(tally.combinations),
         map=heat_map(tally, low, high),
-        most=max(tally.combinations.values(), default=1),
-        gaps=gaps,
-        missing=sum(map(len, (gaps or {}).values())),
-        everything=(WIDEST + 1) * (high - low + 1),
-        errors=sorted(tally.worst.items(), key=lambda item: -item[1]),
-        slowest=tally.slowest,
+        gaps=never_tried(tally, low, high),
     )
 
 

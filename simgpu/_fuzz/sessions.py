@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simgpu._config.options import NAMES
 from simgpu._fuzz.tally import sum_tallies
 
 if TYPE_CHECKING:
@@ -52,14 +53,6 @@ def database_of(where: str) -> ExampleDatabase:
 # What a campaign passes to the pytest sessions that it starts, in one environment variable.
 
 VARIABLE = "SIMGPU_FUZZ_SETTINGS"
-# They would give a session of pytest devices for its whole life (`simgpu._config.options`).
-PROCESS_DEVICES = (
-    "SIMGPU_DEVICE_COUNT",
-    "SIMGPU_DEVICE_MEMORY",
-    "SIMGPU_MODEL",
-    "SIMGPU_RNG",
-    "SIMGPU_AS_CUDA",
-)
 DEFAULT_DATABASE = ".hypothesis/examples"
 
 
@@ -98,7 +91,7 @@ class SessionSettings:
 
 def without_process_devices() -> dict[str, str]:
     """Return the environment without what would give a process devices for its whole life."""
-    return {name: value for name, value in os.environ.items() if name not in PROCESS_DEVICES}
+    return {name: value for name, value in os.environ.items() if name not in NAMES}
 
 
 def absolute_database(database: str) -> str:
