@@ -15,7 +15,6 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ class Stream(torch.Stream):
         )
         return self
 
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         pass  # `__new__` has given C++ its values
 
     @property
@@ -131,12 +130,7 @@ class Stream(torch.Stream):
         make_current(self, self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         put_back(self)
 
     def __repr__(self) -> str:
@@ -298,13 +292,7 @@ class Event(torch.Event):
         self._number, self._captured = 0, False
         return self
 
-    def __init__(
-        self,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        external: bool = False,
-    ) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         """Nothing: an event is complete after __new__."""
 
     @property
@@ -537,9 +525,6 @@ class ExternalStream(Stream):
         assert isinstance(self, ExternalStream), "made of this class"
         self._handle = stream_ptr
         return self
-
-    def __init__(self, stream_ptr: int, device: Any = None, **_: Any) -> None:
-        super().__init__(device)
 
     @property
     def cuda_stream(self) -> int:

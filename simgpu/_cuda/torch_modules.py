@@ -255,12 +255,15 @@ class _RuntimeLibrary:
     @staticmethod
     def cudaHostRegister(address: int, nbytes: int, flags: int) -> int:
         """Call host memory pinned until it is unregistered."""
-        return _CudaError(0 if pinned.register(address, nbytes) else 712)
+        if address in pinned.registered:
+            return _CudaError(712)
+        pinned.registered[address] = nbytes
+        return _CudaError(0)
 
     @staticmethod
     def cudaHostUnregister(address: int) -> int:
         """Take `cudaHostRegister` back."""
-        return _CudaError(0 if pinned.unregister(address) else 713)
+        return _CudaError(713 if pinned.registered.pop(address, None) is None else 0)
 
     @staticmethod
     def cudaStreamCreate(address: int) -> int:
@@ -315,7 +318,7 @@ _RUNTIME_LIBRARY_PATCHES: tuple[Row, ...] = (
     ),
     Action(
         "host memory that a program has registered: it is no longer pinned at the end",
-        run=lambda patches: patches.then(pinned.unregister_all),
+        run=lambda patches: patches.then(pinned.registered.clear),
         why="other memory may be at its addresses when there are devices again",
     ),
 )

@@ -29,14 +29,9 @@ _stock_pin = _aten._pin_memory.default._handle.redispatch_boxed
 _stock_is_pinned = _aten.is_pinned.default._handle.redispatch_boxed
 
 
-def mark(storage: torch.UntypedStorage) -> None:
-    """Call the host memory of `storage` pinned for as long as it lives."""
-    state_of(storage).pinned = True
-
-
 def mark_result(result: torch.Tensor) -> torch.Tensor:
-    """Call the memory of a fresh host tensor pinned."""
-    mark(result.untyped_storage())
+    """Call the memory of a fresh host tensor pinned for as long as it lives."""
+    state_of(result.untyped_storage()).pinned = True
     return result
 
 
@@ -46,30 +41,12 @@ def check_not_wanted(pin_memory: bool | None) -> None:
         raise RuntimeError("Only dense CPU tensors can be pinned")
 
 
-# Host memory that a program has called pinned itself: bytes by address.
-_registered: dict[int, int] = {}
-
-
-def register(address: int, nbytes: int) -> bool:
-    """Call memory pinned that PyTorch did not pin; False where it has been called so already."""
-    if address in _registered:
-        return False
-    _registered[address] = nbytes
-    return True
-
-
-def unregister(address: int) -> bool:
-    """Take `register` back; False where there was none."""
-    return _registered.pop(address, None) is not None
-
-
-def unregister_all() -> None:
-    """Take every `register` back."""
-    _registered.clear()
+# Host memory that a program has called pinned itself (cudaHostRegister): bytes by address.
+registered: dict[int, int] = {}
 
 
 def _is_registered(address: int) -> bool:
-    return any(begin <= address < begin + nbytes for begin, nbytes in _registered.items())
+    return any(begin <= address < begin + nbytes for begin, nbytes in registered.items())
 
 
 def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
@@ -79,7 +56,7 @@ def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
         state = known_state(storage)
         if (state is not None and state.pinned) or allocator.made(storage):
             return True
-        if _registered and _is_registered(self.data_ptr()):
+        if registered and _is_registered(self.data_ptr()):
             return True
         if not world.gpus_have_tensors():
             return False

@@ -20,10 +20,16 @@ from torch.multiprocessing import reductions
 from torch.storage import UntypedStorage
 
 from simgpu._core import world
-from simgpu._memory import pinned, sharing
+from simgpu._memory import sharing
 from simgpu._memory.ownership import is_composite
 from simgpu._memory.sharing import shared_memory_of, sharing_strategy
-from simgpu._memory.storages import copy_to_host, mark_exported, new_storage, resize_storage
+from simgpu._memory.storages import (
+    copy_to_host,
+    mark_exported,
+    new_storage,
+    resize_storage,
+    state_of,
+)
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Action, Patch, Patches, Row
 from simgpu.errors import UnsupportedError
@@ -121,7 +127,7 @@ def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any
     if _is_simulated(self) and target.type == "cpu":
         host = copy_to_host(self)
         if non_blocking:
-            pinned.mark(host)
+            state_of(host).pinned = True
         return host
     return _stock_to(self, device=target, non_blocking=non_blocking)
 
