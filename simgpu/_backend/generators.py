@@ -19,11 +19,13 @@ from simgpu._core.device_generator import user_generators
 from simgpu._native.layouts import label_generator
 from simgpu._random.generator_state import Stream
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, ClassProxy, Patch, Row, copy_identity
+from simgpu._util.patching import ClassProxy, Patches, Table, copy_identity
 from simgpu.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from simgpu._core.device import Device
+
+PATCHES = Table()
 
 _Stock: Any = torch._C.Generator
 
@@ -188,6 +190,9 @@ class _GeneratorType(ClassProxy, type(_Stock)):  # type: ignore[misc]
     """A metaclass of its own, since `torch._C.Generator` has one already."""
 
 
+@PATCHES.replace(
+    "torch.Generator", why="C++ makes generators for the device types that PyTorch comes with"
+)
 class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
     """The proxy of `torch.Generator`: makes generators of simulated devices too."""
 
@@ -207,16 +212,9 @@ def _reduce(generator: Any) -> Any:
     return _Stock, *generator.__reduce__()[1:]
 
 
-PATCHES: tuple[Row, ...] = (
-    Action(
-        "`copyreg.pickle`: the reducer of generators of the CPU",
-        run=lambda _: copyreg.pickle(_Stock, _reduce),
-        why="PyTorch's own names torch.Generator, the proxy, which pickle finds under no name",
-    ),
-    Patch(
-        "torch",
-        "Generator",
-        value=Generator,
-        why="C++ makes generators for the device types that PyTorch comes with",
-    ),
+@PATCHES.action(
+    "`copyreg.pickle`: the reducer of generators of the CPU",
+    why="PyTorch's own names torch.Generator, the proxy, which pickle finds under no name",
 )
+def _register_reducer(_: Patches) -> None:
+    copyreg.pickle(_Stock, _reduce)

@@ -8,7 +8,6 @@ there is none.
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,8 +18,10 @@ import torch
 from simgpu._backend.namespace import devices
 from simgpu._core import world
 from simgpu._cuda import renaming
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 from simgpu.errors import UnsupportedError
+
+PATCHES = Table()
 
 
 def _forget() -> None:
@@ -32,11 +33,19 @@ def _forget() -> None:
             torch.compiler.reset()
 
 
+@PATCHES.action(
+    "what torch.compile has compiled: it is forgotten",
+    why="a function compiled for simgpu:1 is compiled anew for cuda:1, and for simgpu:1 again",
+)
 def _forget_now_and_later(patches: Patches) -> None:
     _forget()
     patches.then(_forget)
 
 
+@PATCHES.action(
+    "the compiler's table of the classes that choose a device",
+    why="imported meanwhile, it took `torch.simgpu.device` for CUDA's, which refuses simgpu:1",
+)
 def _forget_class_later(patches: Patches) -> None:
     patches.then(_forget_class)
 
@@ -47,58 +56,34 @@ def _forget_class() -> None:
     getattr(variables, "_device_context_manager_map", {}).pop(devices.device, None)
 
 
-def _without_driver(stock: Callable[..., Any]) -> Callable[..., Any]:
+PATCHES.add(
+    "torch._dynamo.variables.ctx_manager.CUDADeviceVariable._exchange_fn",
+    "torch._dynamo.variables.ctx_manager.CUDADeviceVariable._maybe_exchange_fn",
+    "torch._dynamo.device_interface.CudaInterface.exchange_device",
+    "torch._dynamo.device_interface.CudaInterface.maybe_exchange_device",
+    value=staticmethod(world.exchange_device),
+    optional=True,
+    late=True,
+    why="a build of PyTorch without CUDA raises where `torch.cuda.device(1)` is compiled",
+)
+
+
+@PATCHES.around(
+    "triton.runtime.driver._create_driver",
+    optional=True,
+    late=True,
+    why="it looks for CUDA's libraries where torch.cuda is there, and ends in an assertion",
+)
+def _without_driver(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What makes Triton's driver: an error that PyTorch takes for one of Triton's own.
 
     Triton takes torch.cuda for a sign that CUDA's driver is there. Inductor asks for it too, for
     the key of its cache, when it compiles a graph of the CPU.
     """
-
-    @functools.wraps(stock)
-    def create(*args: Any, **kwargs: Any) -> Any:
-        if renaming.is_on():
-            raise UnsupportedError(
-                "a kernel in Triton is compiled for a GPU, and simulated devices have no driver of "
-                "CUDA: run it by Triton's interpreter (set TRITON_INTERPRET=1 before the kernel is "
-                "defined), or call the same in PyTorch's functions"
-            )
-        return stock(*args, **kwargs)
-
-    return create
-
-
-PATCHES: tuple[Row, ...] = (
-    Action(
-        "what torch.compile has compiled: it is forgotten",
-        run=_forget_now_and_later,
-        why="a function compiled for simgpu:1 is compiled anew for cuda:1, and for simgpu:1 again",
-    ),
-    Action(
-        "the compiler's table of the classes that choose a device",
-        run=_forget_class_later,
-        why="imported meanwhile, it took `torch.simgpu.device` for CUDA's, which refuses simgpu:1",
-    ),
-    *(
-        Patch(
-            f"torch._dynamo.{owner}",
-            name,
-            value=staticmethod(world.exchange_device),
-            needs=name,
-            late=True,
-            why="a build of PyTorch without CUDA raises where `torch.cuda.device(1)` is compiled",
+    if renaming.is_on():
+        raise UnsupportedError(
+            "a kernel in Triton is compiled for a GPU, and simulated devices have no driver of "
+            "CUDA: run it by Triton's interpreter (set TRITON_INTERPRET=1 before the kernel is "
+            "defined), or call the same in PyTorch's functions"
         )
-        for owner, names in (
-            ("variables.ctx_manager.CUDADeviceVariable", ("_exchange_fn", "_maybe_exchange_fn")),
-            ("device_interface.CudaInterface", ("exchange_device", "maybe_exchange_device")),
-        )
-        for name in names
-    ),
-    Patch(
-        "triton.runtime.driver",
-        "_create_driver",
-        wrap=_without_driver,
-        needs="_create_driver",
-        late=True,
-        why="it looks for CUDA's libraries where torch.cuda is there, and ends in an assertion",
-    ),
-)
+    return stock(*args, **kwargs)

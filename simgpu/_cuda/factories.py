@@ -16,7 +16,9 @@ import torch
 from simgpu._core.launch import HOST_KEYS, dense_parts
 from simgpu._cuda import renaming
 from simgpu._ops.calls import overload
-from simgpu._util.patching import Action, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
 
 
 def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -38,6 +40,10 @@ _of_pytorch: list[tuple[str, str]] = []
 """Operators and keys for which this build of PyTorch has a kernel, its own or one for all keys."""
 
 
+@PATCHES.action(
+    "kernels under the dispatch keys CUDA, QuantizedCUDA, SparseCUDA and SparseCsrCUDA",
+    why='functions that make tensors take device="cuda:1", however they were imported',
+)
 def _route_factories(patches: Patches) -> None:
     """Register the fallback, and cover PyTorch's kernels for CUDA until `patches` are undone.
 
@@ -149,12 +155,3 @@ def _route(library: torch.library.Library, name: str, key: str, **options: bool)
         return _make_tensor(op, *args, **kwargs)
 
     library.impl(name, kernel, key, **options)  # type: ignore[no-untyped-call]
-
-
-PATCHES: tuple[Row, ...] = (
-    Action(
-        "kernels under the dispatch keys CUDA, QuantizedCUDA, SparseCUDA and SparseCsrCUDA",
-        run=_route_factories,
-        why='functions that make tensors take device="cuda:1", however they were imported',
-    ),
-)

@@ -35,7 +35,7 @@ from simgpu._memory import pinned
 from simgpu._memory.ownership import host_empty, on_one_storage, with_bits_of
 from simgpu._random.fill import Source
 from simgpu._random.generator_state import Stream
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 from simgpu.errors import CaptureError, UnsupportedError
 
 # Work that is recorded once and replayed on the same memory, as by torch.cuda.CUDAGraph.
@@ -51,6 +51,7 @@ from simgpu.errors import CaptureError, UnsupportedError
 # device counts only tensors. A graph keeps alive the tensors from outside that it reads or writes.
 
 Tensor = torch.Tensor
+PATCHES = Table()
 _detach = torch.ops.aten.detach.default._handle.redispatch_boxed
 
 _NOT_PINNED = (
@@ -338,11 +339,16 @@ _Pool = tuple[int, int]
 _pool_numbers = itertools.count(1)
 
 
+@PATCHES.replace("torch.cuda.graphs.graph_pool_handle", why="C++ has it for real CUDA only")
 def graph_pool_handle() -> _Pool:
     """A name for memory that several graphs share; every graph here has memory of its own."""
     return 0, next(_pool_numbers)
 
 
+@PATCHES.replace(
+    "torch.cuda.graphs.CUDAGraph",
+    why="records the launches of simulated devices; torch.cuda.graph uses it",
+)
 class CUDAGraph:
     """Kernels and copies of one capture, to be replayed on the same memory (torch.cuda.CUDAGraph).
 
@@ -456,6 +462,12 @@ class CUDAGraph:
             recording.stop()
 
 
+@PATCHES.replace(
+    "torch.accelerator.Graph",
+    "torch.accelerator.graphs.Graph",
+    optional=True,
+    why="C++ makes the graph of the accelerator, and knows none for simulated devices",
+)
 class AcceleratorGraph(CUDAGraph):
     """A CUDAGraph that is a context manager and takes its settings first (torch.accelerator.Graph).
 
@@ -487,6 +499,10 @@ class AcceleratorGraph(CUDAGraph):
         self.capture_end()
 
 
+@PATCHES.action(
+    "the stream that `torch.cuda.graph` captures on unless it is given one, which it keeps",
+    why="it belonged to other devices",
+)
 def _forget_capture_stream(patches: Patches) -> None:
     def forget() -> None:
         torch.cuda.graphs.graph.default_capture_stream = None
@@ -497,33 +513,3 @@ def _forget_capture_stream(patches: Patches) -> None:
 
 CUDAGraph.__module__ = "torch.cuda.graphs"
 AcceleratorGraph.__module__, AcceleratorGraph.__qualname__ = "torch.accelerator.graphs", "Graph"
-
-PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.cuda.graphs",
-        "CUDAGraph",
-        value=CUDAGraph,
-        why="records the launches of simulated devices; torch.cuda.graph uses it",
-    ),
-    Patch(
-        "torch.cuda.graphs",
-        "graph_pool_handle",
-        value=graph_pool_handle,
-        why="C++ has it for real CUDA only",
-    ),
-    *(
-        Patch(
-            owner,
-            "Graph",
-            value=AcceleratorGraph,
-            needs="Graph",
-            why="C++ makes the graph of the accelerator, and knows none for simulated devices",
-        )
-        for owner in ("torch.accelerator", "torch.accelerator.graphs")
-    ),
-    Action(
-        "the stream that `torch.cuda.graph` captures on unless it is given one, which it keeps",
-        run=_forget_capture_stream,
-        why="it belonged to other devices",
-    ),
-)

@@ -9,7 +9,6 @@ when it begins.
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,9 +20,10 @@ from torch._library.utils import RegistrationHandle
 
 from simgpu._ops.program_kernels import is_of_a_program
 from simgpu._ops.table import named
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 
 Library = torch.library.Library
+PATCHES = Table()
 
 # The dispatch keys of CUDA, each with that of simulated devices: "SparseCUDA", "SparsePrivateUse1".
 _KEYS = {
@@ -103,25 +103,31 @@ def _forwarding(operator: str, key: str) -> Callable[..., Any]:
     return kernel
 
 
-def _impl(stock: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(stock)
-    def impl(self: Library, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
-        stock(self, op_name, fn, dispatch_key, **options)
-        key = dispatch_key or self.dispatch_key
-        if key in _KEYS:
-            name = op_name if isinstance(op_name, str) else op_name._name
-            _answer_for_devices(self, name.split("::")[-1], key)
+@PATCHES.around(
+    "torch.library.Library.impl",
+    why="a kernel for CUDA runs for simulated devices, whose dispatch keys are others",
+)
+def _impl(
+    stock: Callable[..., Any],
+    self: Library,
+    op_name: Any,
+    fn: Any,
+    dispatch_key: str = "",
+    **options: Any,
+) -> None:
+    stock(self, op_name, fn, dispatch_key, **options)
+    key = dispatch_key or self.dispatch_key
+    if key in _KEYS:
+        name = op_name if isinstance(op_name, str) else op_name._name
+        _answer_for_devices(self, name.split("::")[-1], key)
 
-    return impl
 
-
-def _get_kernel(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def get_kernel(op: Any, dispatch_key: Any) -> Any:
-        name = dispatch_key if isinstance(dispatch_key, str) else dispatch_key.name
-        return stock(op, _KEYS.get(name, dispatch_key))
-
-    return get_kernel
+@PATCHES.around(
+    "torch.library.get_kernel", why="who overrides a kernel of CUDA asks for it first, to call it"
+)
+def _get_kernel(stock: Callable[..., Any], op: Any, dispatch_key: Any) -> Any:
+    name = dispatch_key if isinstance(dispatch_key, str) else dispatch_key.name
+    return stock(op, _KEYS.get(name, dispatch_key))
 
 
 def _libraries() -> Iterator[Library]:
@@ -145,6 +151,10 @@ def _kernels_for_cuda(library: Library) -> list[tuple[str, str]]:
     return found
 
 
+@PATCHES.action(
+    "kernels that the program registered for CUDA before",
+    why="a module that was imported earlier has registered them for CUDA only",
+)
 def _take_up(patches: Patches) -> None:
     """Make the twins of the libraries that are there, and end all twins with `patches`."""
     patches.then(_end_twins)
@@ -161,24 +171,3 @@ def _end_twins() -> None:
         if handle in library._registration_handles:
             library._registration_handles.remove(handle)
     _twins.clear()
-
-
-PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.library.Library",
-        "impl",
-        wrap=_impl,
-        why="a kernel for CUDA runs for simulated devices, whose dispatch keys are others",
-    ),
-    Patch(
-        "torch.library",
-        "get_kernel",
-        wrap=_get_kernel,
-        why="who overrides a kernel of CUDA asks for it first, to call it",
-    ),
-    Action(
-        "kernels that the program registered for CUDA before",
-        run=_take_up,
-        why="a module that was imported earlier has registered them for CUDA only",
-    ),
-)

@@ -22,7 +22,14 @@ from simgpu._native.python_objects import replace_new
 from simgpu._native.vtables import use_guard_for_cuda
 from simgpu._util import naming
 from simgpu._util.naming import DEVICE_TYPE, MAX_DEVICES, visible_text
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
+PATCHES.add(
+    "simgpu._util.naming.names",
+    value=frozenset({DEVICE_TYPE, "cuda"}),
+    why="functions that take a device accept both names, and errors name the devices cuda:1",
+)
 
 # Messages of errors under `as_cuda`: "simgpu:1" is shown as "cuda:1".
 #
@@ -35,7 +42,7 @@ from simgpu._util.patching import Action, Patch, Patches, Row
 
 # What C++ raises, of types whose text is that of BaseException. Classes that were derived from
 # these before have a slot of their own, which is the stock one.
-_KINDS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, BufferError)
+_KINDS = (BufferError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 def _wording(kind: Any) -> Callable[[BaseException], str]:
@@ -47,6 +54,11 @@ def _wording(kind: Any) -> Callable[[BaseException], str]:
     return __str__
 
 
+@PATCHES.action(
+    "`str()` of the built-in errors that C++ raises, such as RuntimeError",
+    why="PyTorch's own texts say simgpu:1, which the program has never asked for",
+    adds=tuple(f"builtins.{kind.__name__}.__str__" for kind in _KINDS),
+)
 def install_error_texts(patches: Patches) -> None:
     """Make built-in errors be worded too, until everything is undone or the process ends."""
     patches.then(_undo)
@@ -130,6 +142,7 @@ def renamed(read: Callable[[Any], torch.device | None]) -> property:
     return property(device)
 
 
+WHY_TAKES = 'takes device="cuda:1"'
 WHY_RENAMED = "a program reads cuda:1, code of simgpu reads simgpu:1"
 
 
@@ -164,18 +177,16 @@ def takes_device(
     return call
 
 
-def _use_guard_for_cuda(patches: Patches) -> None:
-    """Make C++ ask our guard about CUDA devices, where its memory is laid out as expected."""
-    undo = use_guard_for_cuda()
-    if undo is not None:
-        patches.then(undo)
-
-
 def _is_number(first: object) -> bool:
     """Whether `torch.device` takes its argument for a device's number; it takes NumPy's too."""
     return hasattr(first, "__index__")
 
 
+@PATCHES.action(
+    "calls of `torch.device` with a number",
+    why="`torch.device(1)` equals the device of a tensor on cuda:1",
+    adds=("torch.device.__new__",),
+)
 def _name_numbers(patches: Patches) -> None:
     """Make `torch.device(0)`, which C++ takes for the accelerator's, be called cuda:0."""
 
@@ -193,35 +204,12 @@ def _name_numbers(patches: Patches) -> None:
         patches.then(undo)
 
 
-PATCHES: tuple[Row, ...] = (
-    Patch(
-        "simgpu._util.naming",
-        "names",
-        value=frozenset({DEVICE_TYPE, CUDA}),
-        why="functions that take a device accept both names, and errors name the devices cuda:1",
-    ),
-    Action(
-        "`str()` of the built-in errors that C++ raises, such as RuntimeError",
-        run=install_error_texts,
-        why="PyTorch's own texts say simgpu:1, which the program has never asked for",
-        adds=(
-            "builtins.BufferError.__str__",
-            "builtins.IndexError.__str__",
-            "builtins.NotImplementedError.__str__",
-            "builtins.RuntimeError.__str__",
-            "builtins.TypeError.__str__",
-            "builtins.ValueError.__str__",
-        ),
-    ),
-    Action(
-        "calls of `torch.device` with a number",
-        run=_name_numbers,
-        why="`torch.device(1)` equals the device of a tensor on cuda:1",
-        adds=("torch.device.__new__",),
-    ),
-    Action(
-        "the device guard that C++ has for CUDA",
-        run=_use_guard_for_cuda,
-        why="C++ asks the guard of a device that a program names, and aborts if there is none",
-    ),
+@PATCHES.action(
+    "the device guard that C++ has for CUDA",
+    why="C++ asks the guard of a device that a program names, and aborts if there is none",
 )
+def _use_guard_for_cuda(patches: Patches) -> None:
+    """Make C++ ask our guard about CUDA devices, where its memory is laid out as expected."""
+    undo = use_guard_for_cuda()
+    if undo is not None:
+        patches.then(undo)

@@ -17,18 +17,9 @@ import torch
 import torch.jit._builtins
 
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 
-
-def _teach_replacements(patches: Patches) -> None:
-    """Enter each function that was replaced under the operator of the stock one."""
-    builtins: dict[int, str] = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
-    for _, stock, value in patches.replaced:
-        operator = builtins.get(id(stock))
-        if operator is not None and id(value) not in builtins:
-            builtins[id(value)] = operator
-            patches.then(functools.partial(builtins.__delitem__, id(value)))
-
+PATCHES = Table()
 
 _IS_CUDA = """graph(%x):
   %found : bool = prim::is_cuda(%x)
@@ -80,25 +71,20 @@ def _graphs(scripted: Any) -> Iterator[Any]:
                 yield compiled._get_method(name).graph
 
 
-def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
+_WHY_FOR_DEVICES = "x.to('cuda:1') and x.is_cuda ask CUDA's driver and the tensor's type in C++"
+
+
+@PATCHES.around("torch.jit.script", why=_WHY_FOR_DEVICES)
+def _script(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`torch.jit.script`, whose graphs ask nothing of CUDA itself."""
-
-    @functools.wraps(stock)
-    def script(*args: Any, **kwargs: Any) -> Any:
-        kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1  # names are the caller's
-        return _edited(stock(*args, **kwargs))
-
-    return script
+    kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 2  # names are the caller's
+    return _edited(stock(*args, **kwargs))
 
 
-def _load(stock: Callable[..., Any]) -> Callable[..., Any]:
+@PATCHES.around("torch.jit.load", why=_WHY_FOR_DEVICES)
+def _load(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`torch.jit.load`, whose graphs ask nothing of CUDA itself."""
-
-    @functools.wraps(stock)
-    def load(*args: Any, **kwargs: Any) -> Any:
-        return _edited(stock(*args, **kwargs))
-
-    return load
+    return _edited(stock(*args, **kwargs))
 
 
 def _edited(scripted: Any) -> Any:
@@ -107,14 +93,15 @@ def _edited(scripted: Any) -> Any:
     return scripted
 
 
-_WHY_FOR_DEVICES = "x.to('cuda:1') and x.is_cuda ask CUDA's driver and the tensor's type in C++"
-
-PATCHES: tuple[Row, ...] = (
-    Patch("torch.jit", "script", wrap=_script, why=_WHY_FOR_DEVICES),
-    Patch("torch.jit", "load", wrap=_load, why=_WHY_FOR_DEVICES),
-    Action(
-        "the table of operators that TorchScript knows",
-        run=_teach_replacements,
-        why="torch.tensor and other factories are operators to the compiler, replaced or not",
-    ),
+@PATCHES.action(
+    "the table of operators that TorchScript knows",
+    why="torch.tensor and other factories are operators to the compiler, replaced or not",
 )
+def _teach_replacements(patches: Patches) -> None:
+    """Enter each function that was replaced under the operator of the stock one."""
+    builtins: dict[int, str] = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    for _, stock, value in patches.replaced:
+        operator = builtins.get(id(stock))
+        if operator is not None and id(value) not in builtins:
+            builtins[id(value)] = operator
+            patches.then(functools.partial(builtins.__delitem__, id(value)))

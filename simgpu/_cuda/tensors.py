@@ -20,6 +20,7 @@ from simgpu._core import world
 from simgpu._cuda.renaming import (
     CUDA,
     WHY_RENAMED,
+    WHY_TAKES,
     named,
     overridable,
     renamed,
@@ -29,7 +30,9 @@ from simgpu._cuda.renaming import (
 from simgpu._native import default_type
 from simgpu._util import naming
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
 
 # `torch.set_default_tensor_type("torch.cuda.FloatTensor")` under `as_cuda`.
 #
@@ -38,6 +41,10 @@ from simgpu._util.patching import Action, Patch, Patches, Row
 # thread, and PyTorch's own function serves it.
 
 
+@PATCHES.replace(
+    "torch._C._set_default_tensor_type",
+    why="C++ takes torch.cuda.FloatTensor only where real CUDA is",
+)
 def _set_default_tensor_type(kind: Any) -> None:
     """The setter in C++, for which types of simulated devices are types as well."""
     if isinstance(kind, TensorType) or (kind in torch._tensor_classes and kind.is_cuda):
@@ -46,6 +53,9 @@ def _set_default_tensor_type(kind: Any) -> None:
         default_type.set_type(kind)
 
 
+@PATCHES.replace(
+    "torch._C._get_default_device", why="tensors of the default device are printed without it"
+)
 def _get_default_device() -> str:
     """The device type of the default type, which printing leaves out."""
     name = default_type.device_type()
@@ -65,25 +75,13 @@ def move(to_device: bool) -> None:
         default_type.set_to_cpu()
 
 
-_DEFAULT_TYPES_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch._C",
-        "_set_default_tensor_type",
-        value=_set_default_tensor_type,
-        why="C++ takes torch.cuda.FloatTensor only where real CUDA is",
-    ),
-    Patch(
-        "torch._C",
-        "_get_default_device",
-        value=_get_default_device,
-        why="tensors of the default device are printed without it",
-    ),
-    Action(
-        "the default type, which is the CPU's again when the devices end",
-        run=lambda patches: patches.then(functools.partial(move, False)),
-        why="new tensors would be on devices that are gone",
-    ),
+@PATCHES.action(
+    "the default type, which is the CPU's again when the devices end",
+    why="new tensors would be on devices that are gone",
 )
+def _reset_later(patches: Patches) -> None:
+    patches.then(functools.partial(move, False))
+
 
 _TensorBase: Any = torch._C.TensorBase
 _raw_device: Callable[[torch.Tensor], torch.device] = _TensorBase.device.__get__
@@ -95,6 +93,7 @@ def _is_cuda(self: torch.Tensor) -> bool:
     return _raw_device(self).type in naming.names
 
 
+@PATCHES.replace("torch.Tensor.cuda", why="moves to a simulated device")
 @overridable
 @functools.wraps(_TensorBase.cuda)
 def _cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
@@ -109,6 +108,7 @@ def _cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **
 _PREFIX, _CUDA_PREFIX = f"torch.{DEVICE_TYPE}.", f"torch.{CUDA}."
 
 
+@PATCHES.replace("torch.Tensor.type", why="shows and takes torch.cuda.FloatTensor")
 @overridable
 @functools.wraps(torch.Tensor.type)
 def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -139,21 +139,84 @@ def _takes_device(stock: Callable[..., Any]) -> Callable[..., Any]:
     return overridable(takes_device(stock))
 
 
-def _with_our_methods(allowed: list[Any]) -> list[Any]:
-    return [*allowed, torch.Tensor.to, torch.Tensor.cuda]
-
-
-def _named_groups(groups: dict[tuple[torch.device, torch.dtype], Any]) -> dict[Any, Any]:
+@PATCHES.around(
+    "torch._C._group_tensors_by_device_and_dtype",
+    why="optimizers and clip_grad_norm_ get tensors by device, with names that C++ gives",
+)
+def _named_groups(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[Any, Any]:
     return {
         (to_cuda(device) if device.type == DEVICE_TYPE else device, dtype): group
-        for (device, dtype), group in groups.items()
+        for (device, dtype), group in stock(*args, **kwargs).items()
     }
 
 
-def _names_groups(stock: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: _named_groups(stock(*args, **kwargs))
+def _static(position: int | None, argument: str) -> Callable[[Any], Any]:
+    """A `wrap` for a static method that takes a device."""
+    return lambda stock: staticmethod(takes_device(stock, position, argument))
 
 
+_WHY_SUBCLASS = "a subclass says on which device it pretends to be, and C++ believes it"
+
+PATCHES.add("torch.Tensor.device", value=renamed(_raw_device), why=WHY_RENAMED)
+PATCHES.add("torch.Tensor.is_cuda", value=property(_is_cuda), why="is true on these devices")
+PATCHES.add("torch.Tensor.to", value=overridable(takes_device(_raw_to, 1)), why=WHY_TAKES)
+PATCHES.add("torch.Tensor.new_*", "torch.Tensor.new", wrap=_takes_device, why=WHY_TAKES)
+PATCHES.add(
+    "torch.Tensor.__cuda_array_interface__",
+    value=property(_array_interface),
+    why="PyTorch's own gives out an address, since the tensor says that it is on CUDA",
+)
+PATCHES.add(
+    "torch.Tensor._make_subclass", wrap=_static(None, "device_for_backend_keys"), why=_WHY_SUBCLASS
+)
+PATCHES.add("torch.Tensor._make_wrapper_subclass", wrap=_static(7, "device"), why=_WHY_SUBCLASS)
+
+
+@PATCHES.wrap(
+    "torch.nn.parameter.UninitializedTensorMixin._allowed_methods",
+    why="parameters without a shape yet know by identity which methods they may be given to",
+)
+def _with_our_methods(allowed: list[Any]) -> list[Any]:
+    # Those that the rows above have put in place.
+    return [*allowed, torch.Tensor.to, torch.Tensor.cuda]
+
+
+@PATCHES.action(
+    "the cache of `torch.utils._device._device_constructors`, filled before the next rows",
+    why="the default device is for functions that PyTorch knows by identity: the stock ones",
+)
+def _fill_constructors(_: Patches) -> None:
+    torch.utils._device._device_constructors()
+
+
+PATCHES.add(
+    *(f"torch.{name}" for name in ("as_tensor", "asarray", "tensor", "sparse_*_tensor")),
+    wrap=_takes_device,
+    why="C++ asks for the current CUDA device before these reach the dispatcher",
+)
+
+
+@PATCHES.action(
+    "the same functions in that cache",
+    why="a mode is handed the function that the program has called",
+)
+def _let_default_device_know(patches: Patches) -> None:
+    """Add the functions in place of stock ones to those that the default device is for."""
+    known: set[Any] = torch.utils._device._device_constructors()
+    ids = set(map(id, known))
+    ours = {value for _, stock, value in patches.replaced if id(stock) in ids}
+    known.update(ours)
+    patches.then(lambda: known.difference_update(ours))
+
+
+_FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
+
+
+@PATCHES.wrap(
+    f"{_FAKE_TENSOR}._normalize_fake_device",
+    optional=True,
+    why="tensors without data, in which compilers compute shapes, are of simulated devices too",
+)
 def _normalizes_device(stock: Callable[..., Any]) -> Any:
     return staticmethod(lambda device: stock(named(device)))
 
@@ -167,109 +230,12 @@ def _fake_device() -> property:
     return property(lambda self: self.__dict__["fake_device"], set_)
 
 
-def _static(position: int | None, argument: str) -> Callable[[Any], Any]:
-    """A `wrap` for a static method that takes a device."""
-    return lambda stock: staticmethod(takes_device(stock, position, argument))
-
-
-_WHY_SUBCLASS = "a subclass says on which device it pretends to be, and C++ believes it"
-
-_METHODS: tuple[Row, ...] = (
-    Patch(
-        "torch.Tensor",
-        "device",
-        value=renamed(_raw_device),
-        why=WHY_RENAMED,
-    ),
-    Patch("torch.Tensor", "is_cuda", value=property(_is_cuda), why="is true on these devices"),
-    Patch("torch.Tensor", "to", value=overridable(takes_device(_raw_to, 1)), why='takes "cuda:1"'),
-    Patch("torch.Tensor", "cuda", value=_cuda, why="moves to a simulated device"),
-    Patch("torch.Tensor", "type", value=_type, why="shows and takes torch.cuda.FloatTensor"),
-    Patch(
-        "torch.Tensor",
-        "__cuda_array_interface__",
-        value=property(_array_interface),
-        why="PyTorch's own gives out an address, since the tensor says that it is on CUDA",
-    ),
-    Patch("torch.Tensor", "new_*", wrap=_takes_device, why='takes device="cuda:1"'),
-    Patch("torch.Tensor", "new", wrap=_takes_device, why='takes device="cuda:1"'),
-    Patch(
-        "torch.Tensor",
-        "_make_subclass",
-        wrap=_static(None, "device_for_backend_keys"),
-        why=_WHY_SUBCLASS,
-    ),
-    Patch("torch.Tensor", "_make_wrapper_subclass", wrap=_static(7, "device"), why=_WHY_SUBCLASS),
-    Patch(
-        "torch._C",
-        "_group_tensors_by_device_and_dtype",
-        wrap=_names_groups,
-        why="optimizers and clip_grad_norm_ get tensors by device, with names that C++ gives",
-    ),
-    Patch(
-        "torch.nn.parameter.UninitializedTensorMixin",
-        "_allowed_methods",
-        wrap=_with_our_methods,
-        why="parameters without a shape yet know by identity which methods they may be given to",
-    ),
+PATCHES.add(
+    f"{_FAKE_TENSOR}.device", wrap=lambda stock: renamed(stock.fget), why="a program reads cuda:1"
 )
-
-
-def _let_default_device_know(patches: Patches) -> None:
-    """Add the functions in place of stock ones to those that the default device is for."""
-    known: set[Any] = torch.utils._device._device_constructors()
-    ids = set(map(id, known))
-    ours = {value for _, stock, value in patches.replaced if id(stock) in ids}
-    known.update(ours)
-    patches.then(lambda: known.difference_update(ours))
-
-
-_FUNCTIONS: tuple[Row, ...] = (
-    Action(
-        "the cache of `torch.utils._device._device_constructors`, filled before the next rows",
-        run=lambda _: torch.utils._device._device_constructors(),
-        why="the default device is for functions that PyTorch knows by identity: the stock ones",
-    ),
-    *(
-        Patch(
-            "torch",
-            name,
-            wrap=_takes_device,
-            why="C++ asks for the current CUDA device before these reach the dispatcher",
-        )
-        for name in ("as_tensor", "asarray", "tensor", "sparse_*_tensor")
-    ),
-    Action(
-        "the same functions in that cache",
-        run=_let_default_device_know,
-        why="a mode is handed the function that the program has called",
-    ),
+PATCHES.add(
+    f"{_FAKE_TENSOR}.fake_device",
+    value=_fake_device(),
+    kept=hasattr(torch._subclasses.fake_tensor.FakeTensor, "_normalize_fake_device"),
+    why="older releases keep the device as it was named, without asking for its proper name",
 )
-
-_FAKE_TENSORS: tuple[Row, ...] = (
-    Patch(
-        "torch._subclasses.fake_tensor.FakeTensor",
-        "_normalize_fake_device",
-        wrap=_normalizes_device,
-        needs="_normalize_fake_device",
-        why="tensors without data, in which compilers compute shapes, are of simulated devices too",
-    ),
-    Patch(
-        "torch._subclasses.fake_tensor.FakeTensor",
-        "device",
-        wrap=lambda stock: renamed(stock.fget),
-        why="a program reads cuda:1",
-    ),
-    Patch(
-        "torch._subclasses.fake_tensor.FakeTensor",
-        "fake_device",
-        value=_fake_device(),
-        kept=hasattr(torch._subclasses.fake_tensor.FakeTensor, "_normalize_fake_device"),
-        why="older releases keep the device as it was named, without asking for its proper name",
-    ),
-)
-
-_TENSORS_PATCHES: tuple[Row, ...] = (*_METHODS, *_FUNCTIONS, *_FAKE_TENSORS)
-
-
-PATCHES: tuple[Row, ...] = (*_TENSORS_PATCHES, *_DEFAULT_TYPES_PATCHES)

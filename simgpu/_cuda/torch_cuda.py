@@ -8,6 +8,7 @@ every name of torch.cuda, which a test compares with the installed PyTorch.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -20,7 +21,9 @@ from simgpu._backend.namespace import devices, memory, tensor_types
 from simgpu._backend.namespace.unsupported import REFUSED, refusal
 from simgpu._core import streams, world
 from simgpu._util.naming import DEVICE_TYPE, PRIVATE_USE_1
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
 
 # `torch.version.cuda`, `torch.backends.cudnn.version()` and their like under `as_cuda`.
 #
@@ -34,6 +37,9 @@ CUDA_NUMBER = CUDA[0] * 1000 + CUDA[1] * 10  # as in cuda.h
 CUDNN_NUMBER = CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]  # as in cudnn_version.h
 
 
+@PATCHES.replace(
+    "torch.backends.cudnn.is_acceptable", why="agrees with torch.backends.cudnn.is_available()"
+)
 def _is_acceptable(tensor: torch.Tensor) -> bool:
     """Whether CUDA would use cuDNN for a tensor: it is on a device and floating-point."""
     floating = tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
@@ -47,6 +53,29 @@ def _cudnn_version() -> int:
     return CUDNN_NUMBER
 
 
+for _path, _value in {
+    "torch.version.cuda": ".".join(map(str, CUDA)),
+    "torch.backends.cuda.is_built": lambda: True,
+    "torch.backends.cudnn.version": _cudnn_version,
+    "torch.backends.cudnn.is_available": lambda: True,
+}.items():
+    PATCHES.add(
+        _path,
+        value=_value,
+        kept=torch._C._has_cuda,
+        why="agrees with torch.cuda.is_available(); a build with CUDA keeps its own",
+    )
+PATCHES.add(
+    "torch._use_cudnn_rnn_flatten_weight",
+    value=lambda: False,
+    why="a build with cuDNN would lay the weights of recurrent layers out for it",
+)
+
+
+@PATCHES.action(
+    "`torch.has_cuda` and `torch.has_cudnn`",
+    why="PyTorch keeps the functions that answer to these names from before",
+)
 def _answer_deprecated_names(patches: Patches) -> None:
     """Make `torch.has_cuda` and `torch.has_cudnn` ask the functions of the block."""
     answers: dict[str, Any] = torch._deprecated_attrs
@@ -58,42 +87,6 @@ def _answer_deprecated_names(patches: Patches) -> None:
     }
     answers.update((name, ours[name]) for name in before)
     patches.then(lambda: answers.update(before))
-
-
-_WHY = "agrees with torch.cuda.is_available(); a build with CUDA keeps its own"
-_BUILT: bool = torch._C._has_cuda
-
-_CUDNN = (
-    Patch(
-        "torch.backends.cudnn",
-        "is_acceptable",
-        value=_is_acceptable,
-        why="agrees with torch.backends.cudnn.is_available()",
-    ),
-    Patch(
-        "torch",
-        "_use_cudnn_rnn_flatten_weight",
-        value=lambda: False,
-        why="a build with cuDNN would lay the weights of recurrent layers out for it",
-    ),
-)
-
-_BUILD_PATCHES: tuple[Row, ...] = _CUDNN + tuple(
-    Patch(owner, name, value=value, kept=_BUILT, why=_WHY)
-    for owner, name, value in (
-        ("torch.version", "cuda", ".".join(map(str, CUDA))),
-        ("torch.backends.cuda", "is_built", lambda: True),
-        ("torch.backends.cudnn", "version", _cudnn_version),
-        ("torch.backends.cudnn", "is_available", lambda: True),
-    )
-)
-_BUILD_PATCHES += (
-    Action(
-        "`torch.has_cuda` and `torch.has_cudnn`",
-        run=_answer_deprecated_names,
-        why="PyTorch keeps the functions that answer to these names from before",
-    ),
-)
 
 
 # `torch._C._cuda_*`, which only a build of PyTorch with CUDA has, under `as_cuda`.
@@ -176,11 +169,6 @@ def _raw_delete(address: int) -> None:
         raise RuntimeError(f"invalid device pointer: {address:#x}")
 
 
-def _raw_delete_all() -> None:
-    """Give back all that `_raw_alloc` took."""
-    _raw.clear()
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     # Which device is current.
     "_cuda_getDeviceCount": world.device_count,
@@ -232,17 +220,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-_C_FUNCTIONS_PATCHES: tuple[Row, ...] = (
-    *(
-        Patch("torch._C", name, value=function, why="a build of PyTorch without CUDA lacks it")
-        for name, function in FUNCTIONS.items()
-    ),
-    Action(
-        "memory that a program has asked for without a tensor: it is given back at the end",
-        run=lambda patches: patches.then(_raw_delete_all),
-        why="it is that of devices which end",
-    ),
+for _name, _function in FUNCTIONS.items():
+    PATCHES.add(
+        f"torch._C.{_name}", value=_function, why="a build of PyTorch without CUDA lacks it"
+    )
+
+
+@PATCHES.action(
+    "memory that a program has asked for without a tensor: it is given back at the end",
+    why="it is that of devices which end",
 )
+def _delete_all_later(patches: Patches) -> None:
+    patches.then(_raw.clear)
 
 
 class _Markers:
@@ -269,28 +258,70 @@ class _Markers:
         """Do nothing: no profiler reads the mark."""
 
 
+PATCHES.add(
+    "torch.cuda.nvtx._nvtx",
+    wrap=lambda _: _Markers(),
+    why="ranges are counted and recorded nowhere; without CUDA, every call would raise",
+)
+
+
 def _initializes(*args: Any, **kwargs: Any) -> None:
     """Nothing to do but that."""
     world.initialize()
 
 
-# Answers that torch.simgpu does not have, by submodule ("" is torch.cuda itself).
-_ANSWERS: dict[str, dict[str, Any]] = {
-    "": {
-        "_exchange_device": world.exchange_device,
-        "_initialized": namespace._initialized,
-        "_lazy_init": world.initialize,
-        "_maybe_exchange_device": maybe_exchange_device,
-        "_is_in_bad_fork": world.is_in_bad_fork,
-    },
-    "profiler": {"start": _initializes, "stop": _initializes},
-}
+for _name in namespace.__all__:
+    if _name != "DeviceProperties":
+        PATCHES.add(
+            f"torch.cuda.{_name}",
+            value=getattr(namespace, _name),
+            optional=True,
+            why="the function or class of torch.simgpu",
+        )
+for _name, _value in {
+    "_exchange_device": world.exchange_device,
+    "_initialized": namespace._initialized,
+    "_lazy_init": world.initialize,
+    "_maybe_exchange_device": maybe_exchange_device,
+    "_is_in_bad_fork": world.is_in_bad_fork,
+    "profiler.start": _initializes,
+    "profiler.stop": _initializes,
+}.items():
+    PATCHES.add(
+        f"torch.cuda.{_name}",
+        value=_value,
+        optional=True,
+        why="PyTorch's own would start the driver of CUDA",
+    )
+for _module, _names in REFUSED.items():
+    for _path in (f"{_module}.{name}" for name in _names.split()):
+        PATCHES.add(
+            _path,
+            wrap=functools.partial(refusal, _path),
+            optional=True,
+            why="raises UnsupportedError: simulated devices have no counterpart",
+        )
+PATCHES.add(
+    "torch.cuda.default_generators",
+    wrap=lambda _: namespace.default_generators,
+    why="the generators that the devices draw from",
+)
+for _dtype, _kind in itertools.product(tensor_types.DTYPES, ("Tensor", "Storage")):
+    PATCHES.add(
+        f"torch.cuda.{_dtype}{_kind}",
+        value=tensor_types.find(f"{_dtype}{_kind}", "cuda"),
+        why="C++ makes these legacy types for real CUDA only",
+    )
 
 
-def _path(submodule: str) -> str:
-    return f"torch.cuda.{submodule}" if submodule else "torch.cuda"
+def _is_torch_cuda(module: str) -> bool:
+    return module == "torch.cuda" or module.startswith("torch.cuda.")
 
 
+@PATCHES.action(
+    "the same functions and classes wherever else a module of torch.cuda holds them by name",
+    why="such as `torch.cuda.random.manual_seed`, which torch.cuda imports from there",
+)
 def _replace_copies(patches: Patches) -> None:
     """Make the modules of torch.cuda that hold a replaced function by name hold the new one."""
     replaced = {
@@ -304,74 +335,3 @@ def _replace_copies(patches: Patches) -> None:
             for name, value in list(vars(module).items()):
                 if callable(value) and id(value) in replaced and replaced[id(value)] is not value:
                     patches.set(module, name, replaced[id(value)])
-
-
-def _is_torch_cuda(module: str) -> bool:
-    return module == "torch.cuda" or module.startswith("torch.cuda.")
-
-
-_TORCH_CUDA_PATCHES: tuple[Row, ...] = (
-    *(
-        Patch(
-            "torch.cuda",
-            name,
-            value=getattr(namespace, name),
-            needs=name,
-            why="the function or class of torch.simgpu",
-        )
-        for name in namespace.__all__
-        if name != "DeviceProperties"
-    ),
-    *(
-        Patch(
-            _path(submodule),
-            name,
-            value=value,
-            needs=name,
-            why="PyTorch's own would start the driver of CUDA",
-        )
-        for submodule, answers in _ANSWERS.items()
-        for name, value in answers.items()
-    ),
-    *(
-        Patch(
-            _path(submodule),
-            name,
-            wrap=functools.partial(refusal, f"{_path(submodule)}.{name}"),
-            needs=name,
-            why="raises UnsupportedError: simulated devices have no counterpart",
-        )
-        for submodule, names in REFUSED.items()
-        for name in names.split()
-    ),
-    Patch(
-        "torch.cuda.nvtx",
-        "_nvtx",
-        wrap=lambda _: _Markers(),
-        why="ranges are counted and recorded nowhere; without CUDA, every call would raise",
-    ),
-    Patch(
-        "torch.cuda",
-        "default_generators",
-        wrap=lambda _: namespace.default_generators,
-        why="the generators that the devices draw from",
-    ),
-    *(
-        Patch(
-            "torch.cuda",
-            f"{dtype}{kind}",
-            value=tensor_types.find(f"{dtype}{kind}", "cuda"),
-            why="C++ makes these legacy types for real CUDA only",
-        )
-        for dtype in tensor_types.DTYPES
-        for kind in ("Tensor", "Storage")
-    ),
-    Action(
-        "the same functions and classes wherever else a module of torch.cuda holds them by name",
-        run=_replace_copies,
-        why="such as `torch.cuda.random.manual_seed`, which torch.cuda imports from there",
-    ),
-)
-
-
-PATCHES: tuple[Row, ...] = (*_BUILD_PATCHES, *_C_FUNCTIONS_PATCHES, *_TORCH_CUDA_PATCHES)

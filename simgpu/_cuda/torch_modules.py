@@ -16,14 +16,14 @@ import torch.nn.parallel._functions
 
 from simgpu._backend.namespace import memory
 from simgpu._core import streams, world
-from simgpu._cuda.renaming import CUDA, WHY_RENAMED, renamed, takes_device, to_simgpu
+from simgpu._cuda.renaming import CUDA, WHY_RENAMED, WHY_TAKES, renamed, takes_device, to_simgpu
 from simgpu._memory import pinned
 from simgpu._native.layouts import write_word
 from simgpu._ops import attention_rules
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Row
+from simgpu._util.patching import Patches, Table
 
-_CUDA = "cuda"
+PATCHES = Table()
 
 
 class _PlanCache:
@@ -68,142 +68,93 @@ def _preference(stock: Any, names: dict[str, Any]) -> Any:
     return functools.wraps(stock)(prefer)
 
 
+@PATCHES.wrap(
+    "torch.backends.cuda.preferred_linalg_library",
+    why="raises in a build without CUDA; here the preference is kept",
+)
 def _preferred_linalg_library(stock: Any) -> Any:
     return _preference(stock, torch.backends.cuda._LinalgBackends)
 
 
-def _profiler_of_host(stock: Any) -> Any:
+@PATCHES.around(
+    "torch.autograd.profiler.profile.__init__",
+    why="times of CUDA are asked for, and only the host's exist: a warning says so",
+)
+def _profiler_of_host(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
     """`torch.autograd.profiler.profile.__init__`, which warns that devices have no times."""
-
-    @functools.wraps(stock)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == _CUDA:
-            warnings.warn(
-                "the profiler shows only the host's times: those of simulated devices are in "
-                "simgpu.trace()",
-                stacklevel=2,
-            )
-            kwargs |= {"use_device": None, "use_cpu": True}
-        stock(self, *args, **kwargs)
-
-    return __init__
-
-
-_WHY_NVTX = "raises in a build without CUDA; here nothing reads the marks"
-
-_PROFILERS_AND_BACKENDS_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.backends.cuda",
-        "cufft_plan_cache",
-        wrap=lambda _: _PlanCaches(),
-        why="keeps its settings in C++ for real CUDA only",
-    ),
-    Patch(
-        "torch.backends.cuda",
-        "preferred_linalg_library",
-        wrap=_preferred_linalg_library,
-        why="raises in a build without CUDA; here the preference is kept",
-    ),
-    *(
-        Patch(
-            "torch.backends.cuda",
-            f"can_use_{kernel}_attention",
-            value=functools.partial(attention_rules.can_use, number),
-            needs=f"can_use_{kernel}_attention",
-            why="a build without CUDA says no of every call",
+    if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == CUDA:
+        warnings.warn(
+            "the profiler shows only the host's times: those of simulated devices are in "
+            "simgpu.trace()",
+            stacklevel=3,
         )
-        for kernel, number in {
-            "flash": attention_rules.FLASH,
-            "efficient": attention_rules.EFFICIENT,
-            "cudnn": attention_rules.CUDNN,
-        }.items()
-    ),
-    Patch(
-        "torch.backends.cuda",
-        "is_flash_attention_available",
-        value=lambda: True,
-        needs="is_flash_attention_available",
-        why="a build without CUDA has none",
-    ),
-    Patch(
-        "torch.autograd.profiler.profile",
-        "__init__",
-        wrap=_profiler_of_host,
-        why="times of CUDA are asked for, and only the host's exist: a warning says so",
-    ),
-    Patch(
-        "torch.autograd.profiler.emit_nvtx",
-        "__enter__",
-        value=lambda self: self,
-        why=_WHY_NVTX,
-    ),
-    Patch(
-        "torch.autograd.profiler.emit_nvtx",
-        "__exit__",
-        value=lambda self, *error: False,
-        why=_WHY_NVTX,
-    ),
+        kwargs |= {"use_device": None, "use_cpu": True}
+    stock(self, *args, **kwargs)
+
+
+PATCHES.add(
+    "torch.backends.cuda.cufft_plan_cache",
+    wrap=lambda _: _PlanCaches(),
+    why="keeps its settings in C++ for real CUDA only",
+)
+for _kernel, _number in {
+    "flash": attention_rules.FLASH,
+    "efficient": attention_rules.EFFICIENT,
+    "cudnn": attention_rules.CUDNN,
+}.items():
+    PATCHES.add(
+        f"torch.backends.cuda.can_use_{_kernel}_attention",
+        value=functools.partial(attention_rules.can_use, _number),
+        optional=True,
+        why="a build without CUDA says no of every call",
+    )
+PATCHES.add(
+    "torch.backends.cuda.is_flash_attention_available",
+    value=lambda: True,
+    optional=True,
+    why="a build without CUDA has none",
+)
+_WHY_NVTX = "raises in a build without CUDA; here nothing reads the marks"
+PATCHES.add("torch.autograd.profiler.emit_nvtx.__enter__", value=lambda self: self, why=_WHY_NVTX)
+PATCHES.add(
+    "torch.autograd.profiler.emit_nvtx.__exit__", value=lambda self, *error: False, why=_WHY_NVTX
 )
 
 
 # `torch.autocast("cuda")` under `as_cuda`: the functions of torch behind it.
 
 
-def _takes_device_type(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with "cuda" translated, and with our device type where none means CUDA."""
+@PATCHES.around(
+    "torch.get_autocast_dtype",
+    "torch.set_autocast_dtype",
+    "torch.set_autocast_enabled",
+    "torch.is_autocast_enabled",
+    why='torch.autocast("cuda") calls these, and kernels ask about simulated devices',
+)
+def _takes_device_type(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function` with "cuda" translated, and our device type where none means CUDA."""
+    if kwargs.get("device_type") == CUDA:
+        kwargs["device_type"] = DEVICE_TYPE
+    elif not args and not kwargs:
+        args = (DEVICE_TYPE,)  # is_autocast_enabled()
+    elif args and args[0] == CUDA:
+        args = (DEVICE_TYPE, *args[1:])
+    elif len(args) == 1 and isinstance(args[0], bool):
+        args = (DEVICE_TYPE, args[0])  # set_autocast_enabled(True)
+    return function(*args, **kwargs)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device_type") == CUDA:
-            kwargs["device_type"] = DEVICE_TYPE
-        elif not args and not kwargs:
-            args = (DEVICE_TYPE,)  # is_autocast_enabled()
-        elif args and args[0] == CUDA:
-            args = (DEVICE_TYPE, *args[1:])
-        elif len(args) == 1 and isinstance(args[0], bool):
-            args = (DEVICE_TYPE, args[0])  # set_autocast_enabled(True)
-        return function(*args, **kwargs)
 
-    return call
+_WHY_OLD = "the old name of the same"
 
 
+@PATCHES.replace("torch.get_autocast_gpu_dtype", why=_WHY_OLD)
 def _get_autocast_gpu_dtype() -> torch.dtype:
     return torch.get_autocast_dtype(DEVICE_TYPE)
 
 
+@PATCHES.replace("torch.set_autocast_gpu_dtype", why=_WHY_OLD)
 def _set_autocast_gpu_dtype(dtype: torch.dtype) -> None:
     torch.set_autocast_dtype(DEVICE_TYPE, dtype)
-
-
-_TYPED = (
-    "get_autocast_dtype",
-    "set_autocast_dtype",
-    "set_autocast_enabled",
-    "is_autocast_enabled",
-)
-
-_AUTOCAST_PATCHES: tuple[Row, ...] = (
-    *(
-        Patch(
-            "torch",
-            name,
-            wrap=_takes_device_type,
-            why='torch.autocast("cuda") calls these, and kernels ask about simulated devices',
-        )
-        for name in _TYPED
-    ),
-    Patch(
-        "torch",
-        "get_autocast_gpu_dtype",
-        value=_get_autocast_gpu_dtype,
-        why="the old name of the same",
-    ),
-    Patch(
-        "torch",
-        "set_autocast_gpu_dtype",
-        value=_set_autocast_gpu_dtype,
-        why="the old name of the same",
-    ),
-)
 
 
 # `torch.cuda.cudart()`: the functions of CUDA's runtime library that PyTorch hands to programs.
@@ -292,36 +243,27 @@ class _RuntimeLibrary:
 
 
 _LIBRARY: Any = _RuntimeLibrary()
+PATCHES.add(
+    "torch._C._cudart",
+    "torch.cuda._cudart",
+    value=_LIBRARY,
+    why="torch.cuda.cudart(), check_error and CudaError use it",
+)
 
 
+@PATCHES.replace("torch.cuda.cudart", why="PyTorch's own would start the driver of CUDA")
 def _cudart() -> Any:
     """`torch.cuda.cudart()`, which initializes CUDA."""
     world.initialize()
     return _LIBRARY
 
 
-_RUNTIME_LIBRARY_PATCHES: tuple[Row, ...] = (
-    *(
-        Patch(
-            owner,
-            "_cudart",
-            value=_LIBRARY,
-            why="torch.cuda.cudart(), check_error and CudaError use it",
-        )
-        for owner in ("torch._C", "torch.cuda")
-    ),
-    Patch(
-        "torch.cuda",
-        "cudart",
-        value=_cudart,
-        why="PyTorch's own would start the driver of CUDA",
-    ),
-    Action(
-        "host memory that a program has registered: it is no longer pinned at the end",
-        run=lambda patches: patches.then(pinned.registered.clear),
-        why="other memory may be at its addresses when there are devices again",
-    ),
+@PATCHES.action(
+    "host memory that a program has registered: it is no longer pinned at the end",
+    why="other memory may be at its addresses when there are devices again",
 )
+def _unregister_later(patches: Patches) -> None:
+    patches.then(pinned.registered.clear)
 
 
 # Storages, torch.Generator, torch.Stream, torch.Event and torch.accelerator under `as_cuda`.
@@ -329,6 +271,13 @@ _RUNTIME_LIBRARY_PATCHES: tuple[Row, ...] = (
 # `torch.cuda.Stream` and `torch.cuda.Event` are in `torch_cuda`.
 
 
+@PATCHES.replace(
+    "torch.accelerator.current_accelerator",
+    "torch._C._get_accelerator",
+    "torch._C._accelerator_getAccelerator",
+    optional=True,
+    why="libraries ask for the accelerator of the machine, which goes by the name of CUDA",
+)
 def _current_accelerator(check_available: bool = False) -> torch.device:
     """`torch.accelerator.current_accelerator()`."""
     return torch.device(CUDA)
@@ -339,6 +288,10 @@ def _storage_device(self: Any) -> torch.device:
     return found
 
 
+@PATCHES.wrap(
+    "torch.Generator.__new__",
+    why='takes "cuda:1", and "cuda" without an index; the class is our proxy already',
+)
 def _makes_generator(stock: Callable[..., Any]) -> Any:
     def make(cls: type, device: Any = "cpu") -> Any:
         wanted = torch.device(device)
@@ -348,83 +301,35 @@ def _makes_generator(stock: Callable[..., Any]) -> Any:
     return staticmethod(make)
 
 
-def _stream_for(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda device: stock(to_simgpu(device))
-
-
-_STORAGES_AND_STREAMS_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.UntypedStorage",
-        "device",
-        value=renamed(_storage_device),
-        why=WHY_RENAMED,
-    ),
-    Patch(
-        "torch.UntypedStorage",
-        "__new__",
-        wrap=lambda stock: staticmethod(takes_device(stock)),
-        why='takes device="cuda:1"',
-    ),
-    Patch("torch.UntypedStorage", "to", wrap=takes_device, why='takes device="cuda:1"'),
-    *(
-        Patch(
-            owner,
-            "__new__",
-            wrap=lambda stock: staticmethod(takes_device(stock, 1)),
-            why='takes device="cuda:1"; the class is simgpu\'s proxy already',
-        )
-        for owner in ("torch.Stream", "torch.Event")
-    ),
-    Patch(
-        "torch.Generator",
-        "__new__",
-        wrap=_makes_generator,
-        why='takes "cuda:1", and "cuda" without an index; the class is our proxy already',
-    ),
-    Patch(
-        "simgpu._backend.generators.DeviceGenerator",
-        "device",
-        wrap=lambda stock: renamed(stock.fget),
-        why=WHY_RENAMED,
-    ),
-    Patch(
-        "simgpu._core.streams.Stream",
-        "device",
-        wrap=lambda stock: renamed(stock.__get__),
-        why=WHY_RENAMED,
-    ),
-    Patch(
-        "simgpu._core.streams.Event",
-        "device",
-        wrap=lambda stock: renamed(stock.__get__),
-        why=WHY_RENAMED,
-    ),
-    *(
-        Patch(
-            owner,
-            name,
-            value=_current_accelerator,
-            needs=name,
-            why="libraries ask for the accelerator of the machine, which goes by the name of CUDA",
-        )
-        for owner, name in (
-            ("torch.accelerator", "current_accelerator"),
-            ("torch._C", "_get_accelerator"),
-            ("torch._C", "_accelerator_getAccelerator"),
-        )
-    ),
-    Patch(
-        "torch.nn.parallel._functions",
-        "_get_stream",
-        wrap=_stream_for,
-        why="torch.nn.parallel.scatter names the device cuda:1",
-    ),
+@PATCHES.around(
+    "torch.nn.parallel._functions._get_stream",
+    why="torch.nn.parallel.scatter names the device cuda:1",
 )
+def _stream_for(stock: Callable[[Any], Any], device: Any) -> Any:
+    return stock(to_simgpu(device))
 
 
-PATCHES: tuple[Row, ...] = (
-    *_AUTOCAST_PATCHES,
-    *_STORAGES_AND_STREAMS_PATCHES,
-    *_RUNTIME_LIBRARY_PATCHES,
-    *_PROFILERS_AND_BACKENDS_PATCHES,
+PATCHES.add("torch.UntypedStorage.device", value=renamed(_storage_device), why=WHY_RENAMED)
+PATCHES.add(
+    "torch.UntypedStorage.__new__",
+    wrap=lambda stock: staticmethod(takes_device(stock)),
+    why=WHY_TAKES,
+)
+PATCHES.add("torch.UntypedStorage.to", wrap=takes_device, why=WHY_TAKES)
+PATCHES.add(
+    "torch.Stream.__new__",
+    "torch.Event.__new__",
+    wrap=lambda stock: staticmethod(takes_device(stock, 1)),
+    why=f"{WHY_TAKES}; the class is simgpu's proxy already",
+)
+PATCHES.add(
+    "simgpu._backend.generators.DeviceGenerator.device",
+    wrap=lambda stock: renamed(stock.fget),
+    why=WHY_RENAMED,
+)
+PATCHES.add(
+    "simgpu._core.streams.Stream.device",
+    "simgpu._core.streams.Event.device",
+    wrap=lambda stock: renamed(stock.__get__),
+    why=WHY_RENAMED,
 )

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from simgpu._core import world
-from simgpu._util.patching import Action, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
 
 _parse: Any = torch.cuda._parse_visible_devices
 
@@ -34,6 +36,10 @@ def visible_devices(count: int) -> Sequence[int]:
     return numbers
 
 
+@PATCHES.action(
+    "CUDA_VISIBLE_DEVICES: it says which devices there are",
+    why="programs choose their GPUs by it, before CUDA is initialized",
+)
 def _heed(patches: Patches) -> None:
     world.show_only(visible_devices)
     patches.then(_heed_no_more)
@@ -42,12 +48,3 @@ def _heed(patches: Patches) -> None:
 def _heed_no_more() -> None:
     if world.current_world() is not None:
         world.show_only(None)
-
-
-PATCHES: tuple[Row, ...] = (
-    Action(
-        "CUDA_VISIBLE_DEVICES: it says which devices there are",
-        run=_heed,
-        why="programs choose their GPUs by it, before CUDA is initialized",
-    ),
-)

@@ -15,9 +15,9 @@ import importlib.machinery
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 _MISSING = object()
 
@@ -93,6 +93,65 @@ class Action:
 
 
 Row = Patch | Action
+_Ours = TypeVar("_Ours", bound=Callable[..., Any])
+
+
+class Table(list[Row]):
+    """A table whose rows are added beside the functions that they are about.
+
+    Attributes are given by their full names, such as "torch.Tensor.to"; each becomes a row. All
+    further arguments are fields of `Patch`, but for `optional`: some releases lack the attribute.
+    """
+
+    def add(self, *paths: str, optional: bool = False, **fields: Any) -> None:
+        """Add a row for each attribute."""
+        for path in paths:
+            owner, _, name = path.rpartition(".")
+            self.append(Patch(owner, name, needs=name if optional else "", **fields))
+
+    def replace(self, *paths: str, **fields: Any) -> Callable[[_Ours], _Ours]:
+        """Replace the attributes by the decorated function or class."""
+
+        def decorate(ours: _Ours) -> _Ours:
+            self.add(*paths, value=ours, **fields)
+            return ours
+
+        return decorate
+
+    def wrap(self, *paths: str, **fields: Any) -> Callable[[_Ours], _Ours]:
+        """Replace the attributes by what the decorated function makes of the stock ones."""
+
+        def decorate(ours: _Ours) -> _Ours:
+            self.add(*paths, wrap=ours, **fields)
+            return ours
+
+        return decorate
+
+    def around(self, *paths: str, **fields: Any) -> Callable[[_Ours], _Ours]:
+        """Call the decorated function instead, with the stock one before its other arguments."""
+
+        def decorate(ours: _Ours) -> _Ours:
+            self.add(*paths, wrap=partial(_calling, ours), **fields)
+            return ours
+
+        return decorate
+
+    def action(self, what: str, why: str, adds: tuple[str, ...] = ()) -> Callable[[_Ours], _Ours]:
+        """Run the decorated function, which gets the `Patches`: see `Action`."""
+
+        def decorate(run: _Ours) -> _Ours:
+            self.append(Action(what, run, why, adds))
+            return run
+
+        return decorate
+
+
+def _calling(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ours(stock, *args, **kwargs)
+
+    return call
 
 
 def find_owner(path: str) -> Any:

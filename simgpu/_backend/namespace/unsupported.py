@@ -14,22 +14,22 @@ import torch
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
 
-# What simulated devices cannot do, by submodule.
+# What simulated devices cannot do, by module.
 REFUSED: dict[str, str] = {
-    "": (
+    "torch.cuda": (
         "GreenContext clock_rate current_blas_handle current_solver_handle memory_usage "
         "power_draw temperature utilization export_dot export_graph_data"
     ),
-    "green_contexts": "GreenContext",
-    "memory": (
+    "torch.cuda.green_contexts": "GreenContext",
+    "torch.cuda.memory": (
         "CUDAPluggableAllocator MemPool "
         "caching_allocator_disabled change_current_allocator host_memory_stats "
         "host_memory_stats_as_nested_dict list_gpu_processes "
         "reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool"
     ),
-    "nccl": "all_gather all_reduce init_rank reduce_scatter unique_id",
-    "gds": "GdsFile gds_deregister_buffer gds_register_buffer",
-    "tunable": (
+    "torch.cuda.nccl": "all_gather all_reduce init_rank reduce_scatter unique_id",
+    "torch.cuda.gds": "GdsFile gds_deregister_buffer gds_register_buffer",
+    "torch.cuda.tunable": (
         "enable is_enabled tuning_enable tuning_is_enabled record_untuned_enable "
         "record_untuned_is_enabled set_max_tuning_duration get_max_tuning_duration "
         "set_max_tuning_iterations get_max_tuning_iterations set_filename get_filename "
@@ -74,7 +74,9 @@ _found: dict[str, Callable[..., Any]] = {}
 
 def find(name: str) -> Callable[..., Any] | None:
     """`torch.simgpu.<name>`, where that is refused, or None."""
-    refused = {word for home in ("", "memory") for word in REFUSED[home].split()}
+    refused = {
+        word for home in ("torch.cuda", "torch.cuda.memory") for word in REFUSED[home].split()
+    }
     stock = getattr(torch.cuda, name, None)
     if name not in refused - _CUDAS_OWN or stock is None:
         return None

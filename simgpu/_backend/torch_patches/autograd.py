@@ -37,8 +37,10 @@ from simgpu._backend.guard import deferred_errors, let_cpp_count_devices
 from simgpu._core import streams, world
 from simgpu._ops import autocast
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Patch, Row
+from simgpu._util.patching import Table
 from simgpu._util.thread_rows import CUDA, NEITHER, SIMULATED
+
+PATCHES = Table()
 
 # `torch.autocast`: what PyTorch does for CUDA outside its kernels when a region begins or ends.
 #
@@ -48,12 +50,20 @@ _stock_clear_cache = torch.clear_autocast_cache
 _stock_get_fastpath = torch.backends.mha.get_fastpath_enabled
 
 
+@PATCHES.replace(
+    "torch.clear_autocast_cache",
+    why="the casts of parameters that the device's kernels keep end with the outermost region",
+)
 def _clear_autocast_cache() -> None:
     """`torch.clear_autocast_cache`, which every outermost region calls when it is left."""
     autocast.clear_cache()
     _stock_clear_cache()
 
 
+@PATCHES.replace(
+    "torch.backends.mha.get_fastpath_enabled",
+    why="attention's fast path goes past the operators that autocast casts; CUDA's is off too",
+)
 def _get_fastpath_enabled() -> bool:
     """`torch.backends.mha.get_fastpath_enabled`: off while autocast is on, as for CUDA.
 
@@ -64,22 +74,6 @@ def _get_fastpath_enabled() -> bool:
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         return _stock_get_fastpath() and not torch.is_autocast_enabled(DEVICE_TYPE)
     return True
-
-
-_AUTOCAST_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch",
-        "clear_autocast_cache",
-        value=_clear_autocast_cache,
-        why="the casts of parameters that the device's kernels keep end with the outermost region",
-    ),
-    Patch(
-        "torch.backends.mha",
-        "get_fastpath_enabled",
-        value=_get_fastpath_enabled,
-        why="attention's fast path goes past the operators that autocast casts; CUDA's is off too",
-    ),
-)
 
 
 class _PerThread(threading.local):
@@ -225,6 +219,11 @@ def _let_engine_know_devices() -> None:
         let_cpp_count_devices()
 
 
+@PATCHES.wrap(
+    "torch.autograd.variable.Variable._execution_engine",
+    why="backward() and grad() run in the calling thread: PyTorch's engine has a worker thread for "
+    "simgpu:0 only",
+)
 class _Engine:
     """A proxy of PyTorch's engine, whose backward passes run in the calling thread."""
 
@@ -238,34 +237,11 @@ class _Engine:
         return getattr(self._engine, name)
 
 
-def _call_scripted(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """`__call__` of TorchScript code, which may contain a backward pass, started by C++."""
-
-    @functools.wraps(stock)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _pass(functools.partial(stock, self), *args, **kwargs)
-
-    return call
-
-
-_AUTOGRAD_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.autograd.variable.Variable",
-        "_execution_engine",
-        wrap=_Engine,
-        why="backward() and grad() run in the calling thread: PyTorch's engine has a worker thread "
-        "for simgpu:0 only",
-    ),
-    *(
-        Patch(
-            f"torch._C.{scripted}",
-            "__call__",
-            wrap=_call_scripted,
-            why="TorchScript passes backward in C++, without the engine's Python face",
-        )
-        for scripted in ("ScriptFunction", "ScriptMethod")
-    ),
+@PATCHES.around(
+    "torch._C.ScriptFunction.__call__",
+    "torch._C.ScriptMethod.__call__",
+    why="TorchScript passes backward in C++, without the engine's Python face",
 )
-
-
-PATCHES: tuple[Row, ...] = (*_AUTOCAST_PATCHES, *_AUTOGRAD_PATCHES)
+def _call_scripted(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`__call__` of TorchScript code, which may contain a backward pass, started by C++."""
+    return _pass(functools.partial(stock, self), *args, **kwargs)

@@ -9,7 +9,6 @@ that of the thread that makes them. What is about GPUs by its name has CUDA for 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable
@@ -21,8 +20,11 @@ from simgpu._backend.torch_patches.routing import routed
 from simgpu._core import world
 from simgpu._util import thread_rows
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Patch, Row
+from simgpu._util.patching import Table
 from simgpu._util.thread_rows import ACCELERATOR, CUDA, NEITHER
+
+_ALONE = not torch._C._has_cuda  # then nothing here is needed
+PATCHES = Table()
 
 
 def _kind(value: Any) -> int:
@@ -46,33 +48,46 @@ def _kind(value: Any) -> int:
     return next(filter(None, map(_kind, parts)), NEITHER)
 
 
-def _by_kind(stock: Callable[..., Any]) -> Callable[..., Any]:
+@PATCHES.around(
+    "torch.nn.parallel.data_parallel.DataParallel.__init__",
+    "torch.nn.parallel.data_parallel.DataParallel.forward",
+    "torch.nn.parallel.data_parallel.data_parallel",
+    "torch.nn.parallel.data_parallel",
+    "torch.nn.parallel.parallel_apply.parallel_apply",
+    "torch.nn.parallel.data_parallel.parallel_apply",
+    "torch.nn.parallel.parallel_apply",
+    "torch.nn.parallel._functions.Scatter.forward",
+    "torch.nn.parallel.comm.scatter",
+    "torch.cuda.comm.scatter",
+    kept=_ALONE,
+    why="takes numbers of devices: those of the kind of devices that its arguments are on",
+)
+def _by_kind(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`stock` with the accelerator that its arguments belong to, the first one that says so."""
-
-    @functools.wraps(stock)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not world.active_devices or not world.may_be_cuda():
-            return stock(*args, **kwargs)
-        kind = _kind([*args, *kwargs.values()])
-        if kind == NEITHER:
-            return stock(*args, **kwargs)
-        with world.taken(kind):
-            return stock(*args, **kwargs)
-
-    return call
+    if not world.active_devices or not world.may_be_cuda():
+        return stock(*args, **kwargs)
+    kind = _kind([*args, *kwargs.values()])
+    if kind == NEITHER:
+        return stock(*args, **kwargs)
+    with world.taken(kind):
+        return stock(*args, **kwargs)
 
 
-def _for_cuda(stock: Callable[..., Any]) -> Callable[..., Any]:
+@PATCHES.around(
+    "torch.Tensor.cuda", kept=_ALONE, why="x.cuda(1) asks C++ for number 1 of the accelerator"
+)
+@PATCHES.around(
+    "torch.cuda.Stream.__enter__",
+    "torch.cuda.Stream.__exit__",
+    kept=_ALONE,
+    why="C++ makes current only streams of the accelerator",
+)
+def _for_cuda(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`stock` with CUDA for its accelerator."""
-
-    @functools.wraps(stock)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not world.active_devices or not world.may_be_cuda():
-            return stock(*args, **kwargs)
-        with world.taken(CUDA):
-            return stock(*args, **kwargs)
-
-    return call
+    if not world.active_devices or not world.may_be_cuda():
+        return stock(*args, **kwargs)
+    with world.taken(CUDA):
+        return stock(*args, **kwargs)
 
 
 class _Thread(threading.Thread):
@@ -100,52 +115,19 @@ def _prefers_simulated() -> bool:
     return world.may_be_cuda() and world.is_simulated()
 
 
-_ALONE = not torch._C._has_cuda
-_WHY = "takes numbers of devices: those of the kind of devices that its arguments are on"
-_WHY_FOR_STREAMS = "C++ makes current only streams of the accelerator"
-
-PATCHES: tuple[Row, ...] = (
-    *(
-        Patch(owner, name, wrap=_by_kind, kept=_ALONE, why=_WHY)
-        for owner, name in (
-            ("torch.nn.parallel.data_parallel.DataParallel", "__init__"),
-            ("torch.nn.parallel.data_parallel.DataParallel", "forward"),
-            ("torch.nn.parallel.data_parallel", "data_parallel"),
-            ("torch.nn.parallel", "data_parallel"),
-            ("torch.nn.parallel.parallel_apply", "parallel_apply"),
-            ("torch.nn.parallel.data_parallel", "parallel_apply"),
-            ("torch.nn.parallel", "parallel_apply"),
-            ("torch.nn.parallel._functions.Scatter", "forward"),
-            ("torch.nn.parallel.comm", "scatter"),
-            ("torch.cuda.comm", "scatter"),
-        )
-    ),
-    *(
-        Patch(owner, name, wrap=_for_cuda, kept=_ALONE, why=why)
-        for owner, name, why in (
-            ("torch.Tensor", "cuda", "x.cuda(1) asks C++ for number 1 of the accelerator"),
-            ("torch.cuda.Stream", "__enter__", _WHY_FOR_STREAMS),
-            ("torch.cuda.Stream", "__exit__", _WHY_FOR_STREAMS),
-        )
-    ),
-    Patch(
-        "torch.nn.parallel.parallel_apply",
-        "threading",
-        value=_Threading(),
-        kept=_ALONE,
-        why="its threads have the accelerator of the thread that makes them",
-    ),
-    *(
-        Patch(
-            "torch.nn.parallel.data_parallel",
-            name,
-            wrap=routed(ours, _prefers_simulated),
-            kept=_ALONE,
-            why="DataParallel looks for CUDA first",
-        )
-        for name, ours in (
-            ("_get_available_device_type", lambda: DEVICE_TYPE),
-            ("_get_all_device_indices", lambda: list(range(world.device_count()))),
-        )
-    ),
+PATCHES.add(
+    "torch.nn.parallel.parallel_apply.threading",
+    value=_Threading(),
+    kept=_ALONE,
+    why="its threads have the accelerator of the thread that makes them",
 )
+for _name, _ours in (
+    ("_get_available_device_type", lambda: DEVICE_TYPE),
+    ("_get_all_device_indices", lambda: list(range(world.device_count()))),
+):
+    PATCHES.add(
+        f"torch.nn.parallel.data_parallel.{_name}",
+        wrap=routed(_ours, _prefers_simulated),
+        kept=_ALONE,
+        why="DataParallel looks for CUDA first",
+    )

@@ -28,9 +28,10 @@ from simgpu._core.streams import Stream
 from simgpu._ops.dtypes import name_of
 from simgpu._util import naming
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 
 Tensor = torch.Tensor
+PATCHES = Table()
 
 
 def _device(index: int | None) -> torch.device:
@@ -348,6 +349,10 @@ def _simulated(argument: Any, *_: Any, **__: Any) -> bool:
     return any(_simulated(item) for item in argument)
 
 
+@PATCHES.replace(
+    "torch.nn.parallel._functions._get_stream",
+    why="scatter copies from the CPU on a stream of its own per device, as on CUDA",
+)
 def _background_stream(device: torch.device) -> torch.Stream | None:
     """The stream on which torch.nn.parallel copies from the CPU; one for each device."""
     if not world.is_simulated():
@@ -363,62 +368,40 @@ def _background_stream(device: torch.device) -> torch.Stream | None:
 _their_background_stream: Callable[[torch.device], torch.Stream | None] = _functions._get_stream
 
 
-_OURS: dict[str, Callable[..., Any]] = {
-    "_broadcast": broadcast,
-    "_broadcast_coalesced": broadcast_coalesced,
-    "_broadcast_out": broadcast_out,
-    "_gather": gather,
-    "_gather_out": gather_out,
-    "_nccl_all_reduce": nccl_all_reduce,
-    "_nccl_broadcast": nccl_broadcast,
-    "_nccl_reduce": nccl_reduce,
-    "_scatter": scatter,
-    "_scatter_out": scatter_out,
-}
-
-_COLLECTIVES_PATCHES: tuple[Row, ...] = (
-    *(
-        Patch(
-            "torch._C",
-            name,
-            wrap=routed(as_in_cpp(ours), as_in_cpp(_simulated)),
-            why="torch.nn.parallel and torch.cuda.comm call these, which a CPU build lacks",
-        )
-        for name, ours in _OURS.items()
-    ),
-    Patch(
-        "torch.nn.parallel._functions",
-        "_get_stream",
-        value=_background_stream,
-        why="scatter copies from the CPU on a stream of its own per device, as on CUDA",
-    ),
-    Patch(
-        "torch.cuda.nccl",
-        "is_available",
-        wrap=routed(nccl_is_available, _simulated),
-        why="reduce_add takes NCCL's order of summation where a model of NCCL is in force",
-    ),
+for _ours in (
+    broadcast,
+    broadcast_coalesced,
+    broadcast_out,
+    gather,
+    gather_out,
+    nccl_all_reduce,
+    nccl_broadcast,
+    nccl_reduce,
+    scatter,
+    scatter_out,
+):
+    PATCHES.add(
+        f"torch._C._{_ours.__name__}",
+        wrap=routed(as_in_cpp(_ours), as_in_cpp(_simulated)),
+        why="torch.nn.parallel and torch.cuda.comm call these, which a CPU build lacks",
+    )
+PATCHES.add(
+    "torch.cuda.nccl.is_available",
+    wrap=routed(nccl_is_available, _simulated),
+    why="reduce_add takes NCCL's order of summation where a model of NCCL is in force",
 )
 
 
 # Which backend of torch.distributed simulated devices have by default: gloo.
 
 
+@PATCHES.action(
+    "torch.distributed's tables of backends by device",
+    why="`init_process_group` with gloo, or without a name, takes simulated devices too",
+)
 def _enter(patches: Patches) -> None:
     Backend.default_device_backend_map.setdefault(DEVICE_TYPE, Backend.GLOO)
     for name in (Backend.GLOO, "fake"):
         devices = Backend.backend_capability.get(name)
         if devices is not None and DEVICE_TYPE not in devices:
             Backend.backend_capability[name] = [*devices, DEVICE_TYPE]
-
-
-_PROCESS_GROUPS_PATCHES: tuple[Row, ...] = (
-    Action(
-        "torch.distributed's tables of backends by device",
-        run=_enter,
-        why="`init_process_group` with gloo, or without a name, takes simulated devices too",
-    ),
-)
-
-
-PATCHES: tuple[Row, ...] = (*_COLLECTIVES_PATCHES, *_PROCESS_GROUPS_PATCHES)

@@ -17,8 +17,10 @@ from torch.utils import _pytree as pytree
 
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._util import naming
-from simgpu._util.patching import Patch, Row
+from simgpu._util.patching import Table
 from simgpu.errors import UnsupportedError
+
+PATCHES = Table()
 
 _NO_KERNELS = (
     "inductor writes no kernels for simulated devices, so there is nothing to save: torch.compile "
@@ -56,42 +58,31 @@ def _refuse(model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
     raise UnsupportedError(_NO_KERNELS.format(device=_on_devices(model, inputs)))
 
 
-_COMPILE_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch._TorchCompileInductorWrapper",
-        "__call__",
-        wrap=routed(_run_wrapped_op_by_op, _wrapper_is_on_devices),
-        why="the default backend of torch.compile has no kernels for devices: they run op by op",
-    ),
-    Patch(
-        "torch._inductor.compile_fx",
-        "compile_fx",
-        wrap=routed(_run_op_by_op, _is_on_devices),
-        late=True,
-        why="so does a graph that reaches inductor otherwise, as by torch._inductor.compile",
-    ),
-    *(
-        Patch(
-            f"torch._inductor.{module}",
-            name,
-            wrap=routed(_refuse, _is_on_devices),
-            needs=name,
-            late=True,
-            why="there are no kernels to be written to a file, or to be called by a program",
-        )
-        for module, name in (
-            ("compile_fx", "compile_fx_aot"),
-            ("compile_fx", "compile_fx_inner"),
-            ("standalone_compile", "standalone_compile"),
-        )
-    ),
-    Patch(
-        "torch._dynamo.backends.cudagraphs",
-        "cudagraphs",
-        wrap=routed(_run_op_by_op, _is_on_devices),
-        late=True,
-        why="it captures by functions of CUDA's build: a graph on devices runs op by op",
-    ),
+PATCHES.add(
+    "torch._TorchCompileInductorWrapper.__call__",
+    wrap=routed(_run_wrapped_op_by_op, _wrapper_is_on_devices),
+    why="the default backend of torch.compile has no kernels for devices: they run op by op",
+)
+PATCHES.add(
+    "torch._inductor.compile_fx.compile_fx",
+    wrap=routed(_run_op_by_op, _is_on_devices),
+    late=True,
+    why="so does a graph that reaches inductor otherwise, as by torch._inductor.compile",
+)
+PATCHES.add(
+    "torch._inductor.compile_fx.compile_fx_aot",
+    "torch._inductor.compile_fx.compile_fx_inner",
+    "torch._inductor.standalone_compile.standalone_compile",
+    wrap=routed(_refuse, _is_on_devices),
+    optional=True,
+    late=True,
+    why="there are no kernels to be written to a file, or to be called by a program",
+)
+PATCHES.add(
+    "torch._dynamo.backends.cudagraphs.cudagraphs",
+    wrap=routed(_run_op_by_op, _is_on_devices),
+    late=True,
+    why="it captures by functions of CUDA's build: a graph on devices runs op by op",
 )
 
 
@@ -104,6 +95,10 @@ _COMPILE_PATCHES: tuple[Row, ...] = (
 _asked_for_default = True
 
 
+@PATCHES.wrap(
+    "torch._C._jit_set_profiling_executor",
+    why="the fuser of TorchScript's older executor raises for a device that it does not know",
+)
 def _note(stock: Callable[[bool], bool]) -> Callable[[bool], bool]:
     global _asked_for_default
     _asked_for_default = stock(True)
@@ -115,16 +110,3 @@ def set_profiling_executor(enabled: bool) -> bool:
     global _asked_for_default
     before, _asked_for_default = _asked_for_default, bool(enabled)
     return before
-
-
-_SCRIPT_EXECUTORS_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch._C",
-        "_jit_set_profiling_executor",
-        wrap=_note,
-        why="the fuser of TorchScript's older executor raises for a device that it does not know",
-    ),
-)
-
-
-PATCHES: tuple[Row, ...] = (*_SCRIPT_EXECUTORS_PATCHES, *_COMPILE_PATCHES)

@@ -13,11 +13,18 @@ from typing import Any
 import torch
 
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
+LOADING = Table()
 
 _has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 
 
+@PATCHES.replace(
+    "torch._C._has_storage",
+    why="torch.save writes sparse and nested tensors part by part, as on CUDA",
+)
 def _is_written_by_its_parts(tensor: torch.Tensor) -> bool:
     """`torch._C._has_storage`, which decides how a tensor of a registered device type is saved.
 
@@ -39,46 +46,25 @@ def _refuse(storage: Any, location: str) -> None:
         )
 
 
+@LOADING.action(
+    "`torch.serialization.register_package`: one more deserializer, asked last",
+    why="torch.load says what a file of simulated devices needs in a process without any",
+)
 def _register_refusal(_: Patches) -> None:
     # After every device type of PyTorch's own (10 to 26), among them ours once it is registered.
     torch.serialization.register_package(50, lambda _: None, _refuse)
 
 
-PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch._C",
-        "_has_storage",
-        value=_is_written_by_its_parts,
-        why="torch.save writes sparse and nested tensors part by part, as on CUDA",
-    ),
+@LOADING.around(
+    "torch.distributed.launcher.api._get_entrypoint_name",
+    optional=True,
+    late=True,
+    why="the summary of `torchrun -m simgpu run train.py` names train.py",
 )
-
-
-def _named_by_program(stock: Callable[..., str]) -> Callable[..., str]:
+def _named_by_program(stock: Callable[..., Any], entrypoint: Any, args: list[Any]) -> Any:
     """What torchrun calls the program that it starts: of `simgpu run`, the program that it runs."""
-
-    def name(entrypoint: Any, args: list[Any]) -> str:
-        found = stock(entrypoint, args)
-        if found != "simgpu" or "run" not in args:
-            return found
-        given = [str(arg) for arg in args[args.index("run") + 1 :]]
-        return next((arg for arg in given if os.path.exists(arg)), f"{found} run")
-
-    return name
-
-
-LOADING: tuple[Row, ...] = (
-    Patch(
-        "torch.distributed.launcher.api",
-        "_get_entrypoint_name",
-        wrap=_named_by_program,
-        needs="_get_entrypoint_name",
-        late=True,
-        why="the summary of `torchrun -m simgpu run train.py` names train.py",
-    ),
-    Action(
-        "`torch.serialization.register_package`: one more deserializer, asked last",
-        run=_register_refusal,
-        why="torch.load says what a file of simulated devices needs in a process without any",
-    ),
-)
+    found = stock(entrypoint, args)
+    if found != "simgpu" or "run" not in args:
+        return found
+    given = [str(arg) for arg in args[args.index("run") + 1 :]]
+    return next((arg for arg in given if os.path.exists(arg)), f"{found} run")

@@ -8,7 +8,6 @@ file that several ranks write. docs/silent_bugs.md lists all of them, and what n
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -24,7 +23,7 @@ from torch.nn.modules import module as nn_module
 from simgpu._core.hooks import Instrument, add, remove
 from simgpu._util.frames import calling_line, is_of_program
 from simgpu._util.naming import STRICT, variable_is_set
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 from simgpu.errors import (
     ParameterOrderWarning,
     ReplicaStateWarning,
@@ -32,6 +31,8 @@ from simgpu.errors import (
     SharedFileWarning,
     SilentBugWarning,
 )
+
+PATCHES = Table()
 
 # What Python keeps of warnings that it has shown, so that each line of a program has one.
 _shown: dict[Any, Any] = {}
@@ -72,30 +73,30 @@ def _has_ranks(group: Any = None) -> bool:
 # DistributedDataParallel matches the parameters of its ranks by their position.
 
 
-def _compare_names(stock: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(stock)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
-        if not _has_ranks(self.process_group):
+@PATCHES.around(
+    "torch.nn.parallel.distributed.DistributedDataParallel.__init__",
+    why="parameters in another order on another rank are no error on GPUs",
+)
+def _compare_names(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    stock(self, *args, **kwargs)
+    if not _has_ranks(self.process_group):
+        return
+    names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+    ranks = distributed.get_process_group_ranks(self.process_group)
+    topic = f"models of {self.process_group.group_name}"
+    number = _store(topic).add(f"count of {distributed.get_rank()}", 1)
+    for rank, text in _published(f"{topic}/{number}", json.dumps(names), ranks):
+        theirs = json.loads(text)
+        if names != theirs and sorted(names) == sorted(theirs):
+            at = [one == other for one, other in zip(names, theirs, strict=True)].index(False)
+            _warn(
+                f"parameter {at} of this model is {names[at]!r} on rank "
+                f"{distributed.get_rank()} and {theirs[at]!r} on rank {rank}. "
+                "DistributedDataParallel matches them by position: each takes the values and "
+                "gradients of the other. Register modules in one order on all ranks",
+                ParameterOrderWarning,
+            )
             return
-        names = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        ranks = distributed.get_process_group_ranks(self.process_group)
-        topic = f"models of {self.process_group.group_name}"
-        number = _store(topic).add(f"count of {distributed.get_rank()}", 1)
-        for rank, text in _published(f"{topic}/{number}", json.dumps(names), ranks):
-            theirs = json.loads(text)
-            if names != theirs and sorted(names) == sorted(theirs):
-                at = [one == other for one, other in zip(names, theirs, strict=True)].index(False)
-                _warn(
-                    f"parameter {at} of this model is {names[at]!r} on rank "
-                    f"{distributed.get_rank()} and {theirs[at]!r} on rank {rank}. "
-                    "DistributedDataParallel matches them by position: each takes the values and "
-                    "gradients of the other. Register modules in one order on all ranks",
-                    ParameterOrderWarning,
-                )
-                return
-
-    return __init__
 
 
 # A DistributedSampler shuffles by its seed and epoch.
@@ -103,20 +104,21 @@ def _compare_names(stock: Callable[..., None]) -> Callable[..., None]:
 _epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def _note_epoch(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(stock)
-    def __iter__(self: Any) -> Any:
-        if variable_is_set(STRICT) and self.shuffle:
-            if _epochs.get(self) == self.epoch:
-                _warn(
-                    f"this DistributedSampler gives the order of epoch {self.epoch} once more: "
-                    "call sampler.set_epoch(epoch) before each epoch, or pass shuffle=False",
-                    SamplerEpochWarning,
-                )
-            _epochs[self] = self.epoch
-        return stock(self)
-
-    return __iter__
+@PATCHES.around(
+    "torch.utils.data.distributed.DistributedSampler.__iter__",
+    late=True,
+    why="with SIMGPU_STRICT, an order that is repeated is warned of",
+)
+def _note_epoch(stock: Callable[..., Any], self: Any) -> Any:
+    if variable_is_set(STRICT) and self.shuffle:
+        if _epochs.get(self) == self.epoch:
+            _warn(
+                f"this DistributedSampler gives the order of epoch {self.epoch} once more: "
+                "call sampler.set_epoch(epoch) before each epoch, or pass shuffle=False",
+                SamplerEpochWarning,
+            )
+        _epochs[self] = self.epoch
+    return stock(self)
 
 
 # Several ranks that write one file: the last one wins, or the file is a mixture.
@@ -138,13 +140,12 @@ def _note_write(path: Any) -> None:
         return
 
 
-def _note_save(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        _note_write(f)
-        return stock(obj, f, *args, **kwargs)
-
-    return save
+@PATCHES.around(
+    "torch.save", why="with SIMGPU_STRICT, a file that several ranks write is warned of"
+)
+def _note_save(stock: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+    _note_write(f)
+    return stock(obj, f, *args, **kwargs)
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -223,35 +224,11 @@ class _WhileDevicesExist(Instrument):
             _is_audited = True
 
 
+@PATCHES.action(
+    "hooks of modules and of open files, with SIMGPU_STRICT",
+    why="what a replica writes into itself is lost, and a file that several ranks write mixed",
+)
 def _watch(patches: Patches) -> None:
     watcher = _WhileDevicesExist()
     add(watcher)
     patches.then(lambda: remove(watcher))
-
-
-PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.nn.parallel.distributed.DistributedDataParallel",
-        "__init__",
-        wrap=_compare_names,
-        why="parameters in another order on another rank are no error on GPUs",
-    ),
-    Patch(
-        "torch.utils.data.distributed.DistributedSampler",
-        "__iter__",
-        wrap=_note_epoch,
-        late=True,
-        why="with SIMGPU_STRICT, an order that is repeated is warned of",
-    ),
-    Patch(
-        "torch",
-        "save",
-        wrap=_note_save,
-        why="with SIMGPU_STRICT, a file that several ranks write is warned of",
-    ),
-    Action(
-        "hooks of modules and of open files, with SIMGPU_STRICT",
-        run=_watch,
-        why="what a replica writes into itself is lost, and a file that several ranks write mixed",
-    ),
-)

@@ -31,8 +31,12 @@ from simgpu._memory.storages import (
     state_of,
 )
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 from simgpu.errors import UnsupportedError
+
+PATCHES = Table()
+_WHY_ALLOCATOR = "C++ would ask the device's allocator, which a device type in Python lacks"
+_WHY_COPY = "storages come to the CPU by the device's copy, even when the devices are gone"
 
 _StorageBase: Any = torch._C.StorageBase
 _stock_getitem: Any = UntypedStorage.__getitem__
@@ -82,6 +86,7 @@ def _checked(size: int) -> int:
     return size
 
 
+@PATCHES.replace("torch.UntypedStorage.new", why=_WHY_ALLOCATOR)
 def _new(self: UntypedStorage) -> Any:
     """`storage.new()`: an empty storage on the same device."""
     if not _is_simulated(self):
@@ -89,6 +94,10 @@ def _new(self: UntypedStorage) -> Any:
     return new_storage(0, self.device.index)
 
 
+@PATCHES.replace(
+    "torch.UntypedStorage.__getitem__",
+    why="the memory of a slice has to outlive a resize of the storage",
+)
 def _getitem(self: UntypedStorage, index: Any) -> Any:
     """`storage[i]`, and `storage[i:j]`, which is a storage over the same memory."""
     if isinstance(index, slice) and _is_simulated(self):
@@ -96,6 +105,7 @@ def _getitem(self: UntypedStorage, index: Any) -> Any:
     return _stock_getitem(self, index)
 
 
+@PATCHES.replace("torch.UntypedStorage.resize_", why=_WHY_ALLOCATOR)
 def _resize(self: UntypedStorage, size: int) -> Any:
     """`storage.resize_(bytes)`."""
     if not _is_simulated(self):
@@ -106,21 +116,28 @@ def _resize(self: UntypedStorage, size: int) -> Any:
     return self
 
 
+@PATCHES.replace("torch.UntypedStorage.resizable", why=_WHY_ALLOCATOR)
 def _resizable(self: UntypedStorage) -> bool:
     """`storage.resizable()`."""
     return _is_simulated(self) or _stock_resizable(self)
 
 
+@PATCHES.replace(
+    "torch.UntypedStorage.is_shared",
+    why="older releases answer True only for CUDA's storages, not for any device's",
+)
 def _is_shared(self: UntypedStorage) -> bool:
     """`storage.is_shared()`: yes, for other processes can have it, as those of CUDA."""
     return _is_simulated(self) or _stock_is_shared(self)
 
 
+@PATCHES.replace("torch.UntypedStorage.cpu", why=_WHY_COPY)
 def _cpu(self: UntypedStorage) -> UntypedStorage:
     """`storage.cpu()`, which works for memory whose devices are gone, too: it can be saved."""
     return copy_to_host(self) if _is_simulated(self) else _stock_cpu(self)
 
 
+@PATCHES.replace("torch.UntypedStorage.to", why=_WHY_COPY)
 def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
     """`storage.to(device=...)`; what comes to the host without blocking comes pinned."""
     target = torch.device(device)
@@ -132,6 +149,10 @@ def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any
     return _stock_to(self, device=target, non_blocking=non_blocking)
 
 
+@PATCHES.replace(
+    "torch.UntypedStorage._byteswap",
+    why="PyTorch would swap bytes at a device's address, which the host may not write",
+)
 def _byteswap(self: UntypedStorage, element_size: int) -> None:
     """`storage.byteswap(dtype)`, which PyTorch has only for the host's memory."""
     if _is_simulated(self):
@@ -141,49 +162,7 @@ def _byteswap(self: UntypedStorage, element_size: int) -> None:
     _StorageBase._byteswap(self, element_size)
 
 
-_STORAGE_METHODS_PATCHES: tuple[Row, ...] = (
-    *(
-        Patch(
-            "torch.UntypedStorage",
-            name,
-            value=value,
-            why="C++ would ask the device's allocator, which a device type in Python lacks",
-        )
-        for name, value in (
-            ("__new__", staticmethod(_make)),
-            ("new", _new),
-            ("resize_", _resize),
-            ("resizable", _resizable),
-        )
-    ),
-    Patch(
-        "torch.UntypedStorage",
-        "__getitem__",
-        value=_getitem,
-        why="the memory of a slice has to outlive a resize of the storage",
-    ),
-    *(
-        Patch(
-            "torch.UntypedStorage",
-            name,
-            value=value,
-            why="storages come to the CPU by the device's copy, even when the devices are gone",
-        )
-        for name, value in (("cpu", _cpu), ("to", _to))
-    ),
-    Patch(
-        "torch.UntypedStorage",
-        "is_shared",
-        value=_is_shared,
-        why="older releases answer True only for CUDA's storages, not for any device's",
-    ),
-    Patch(
-        "torch.UntypedStorage",
-        "_byteswap",
-        value=_byteswap,
-        why="PyTorch would swap bytes at a device's address, which the host may not write",
-    ),
-)
+PATCHES.add("torch.UntypedStorage.__new__", value=staticmethod(_make), why=_WHY_ALLOCATOR)
 
 
 # Tensors in queues, pipes and arguments of processes: sent as CUDA's IPC sends them.
@@ -262,6 +241,11 @@ def _is_lost_when_raised() -> bool:
     return False
 
 
+@PATCHES.action(
+    "`multiprocessing.reduction.ForkingPickler.register`: the reducers of tensors, parameters "
+    "and storages",
+    why="memory of a simulated device is sent as shared memory of the host",
+)
 def _register_reducers(_: Patches) -> None:
     reducers: dict[type, Callable[[Any], Any]] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     for stock_name, ours in (("reduce_tensor", reduce_tensor), ("reduce_storage", reduce_storage)):
@@ -273,16 +257,3 @@ def _register_reducers(_: Patches) -> None:
 
 def _reducer(ours: Callable[[Any], _Reduced], stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: _send_or_raise(value, ours, stock)
-
-
-_PICKLING_PATCHES: tuple[Row, ...] = (
-    Action(
-        "`multiprocessing.reduction.ForkingPickler.register`: the reducers of tensors, parameters "
-        "and storages",
-        run=_register_reducers,
-        why="memory of a simulated device is sent as shared memory of the host",
-    ),
-)
-
-
-PATCHES: tuple[Row, ...] = (*_STORAGE_METHODS_PATCHES, *_PICKLING_PATCHES)

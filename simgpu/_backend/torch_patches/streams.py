@@ -15,7 +15,9 @@ from simgpu._backend.torch_patches.routing import routed
 from simgpu._core import streams, world
 from simgpu._core.streams import Event, Stream
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, ClassProxy, Patch, Patches, Row, copy_identity, find_owner
+from simgpu._util.patching import ClassProxy, Patches, Table, copy_identity, find_owner
+
+PATCHES = Table()
 
 _StockStream: Any = torch.Stream
 _StockEvent: Any = torch.Event
@@ -31,6 +33,10 @@ def _is_ours(device: Any) -> bool:
     return torch.device(device).type == DEVICE_TYPE
 
 
+@PATCHES.replace(
+    "torch.Stream",
+    why="C++ asks the device guard for a stream, and makes none but simgpu:0's default one",
+)
 class GenericStream(_StockStream, metaclass=ClassProxy):  # type: ignore[misc]
     """The proxy of `torch.Stream`; C++ can make only simgpu:0's default stream."""
 
@@ -47,6 +53,10 @@ class GenericStream(_StockStream, metaclass=ClassProxy):  # type: ignore[misc]
         return made
 
 
+@PATCHES.replace(
+    "torch.Event",
+    why="C++ asks the device guard to record an event, which a guard in Python cannot do",
+)
 class GenericEvent(_StockEvent, metaclass=ClassProxy):  # type: ignore[misc]
     """The proxy of `torch.Event`; C++ makes events whose `record` does nothing here."""
 
@@ -62,22 +72,6 @@ class GenericEvent(_StockEvent, metaclass=ClassProxy):  # type: ignore[misc]
 
 copy_identity(GenericStream, _StockStream)
 copy_identity(GenericEvent, _StockEvent)
-
-
-_STREAM_TYPES_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch",
-        "Stream",
-        value=GenericStream,
-        why="C++ asks the device guard for a stream, and makes none but simgpu:0's default one",
-    ),
-    Patch(
-        "torch",
-        "Event",
-        value=GenericEvent,
-        why="C++ asks the device guard to record an event, which a guard in Python cannot do",
-    ),
-)
 
 
 # `torch.accelerator` on simulated devices: current device, streams and memory.
@@ -127,11 +121,35 @@ _OURS: dict[str, Callable[..., Any]] = {
 }
 
 
+for _name, _ours in _OURS.items():
+    PATCHES.add(
+        f"torch._C.{_name}",
+        wrap=routed(_ours, world.is_simulated),
+        optional=True,
+        why="torch.accelerator asks these, and PyTorch's own know no device but simgpu:0",
+    )
+
+_COMPILER = "torch._C._dynamo.utils"
+_STREAM = "get_current_stream"
+
+
 def _stream_of(device: torch.device) -> torch.Stream:
     """What compiled code asks for; in C++ since 2.15, which does not know the name "cuda"."""
     return torch.accelerator.current_stream(device)
 
 
+PATCHES.add(
+    f"{_COMPILER}.{_STREAM}",
+    wrap=routed(_stream_of, world.is_simulated),
+    optional=True,
+    why="compiled code asks it, by the name that the device has for the program",
+)
+
+
+@PATCHES.action(
+    "`get_current_stream` in modules of torch._dynamo that have been imported",
+    why="they have taken it from torch._C by name",
+)
 def _replace_in_compiler(_: Patches) -> None:
     """Make modules of the compiler that took the function by name have ours."""
     ours = getattr(find_owner(_COMPILER), _STREAM, None)
@@ -139,35 +157,3 @@ def _replace_in_compiler(_: Patches) -> None:
         module = sys.modules.get(name)
         if module is not None and ours is not None:
             setattr(module, _STREAM, ours)
-
-
-_COMPILER = "torch._C._dynamo.utils"
-_STREAM = "get_current_stream"
-
-_ACCELERATOR_PATCHES: tuple[Row, ...] = (
-    *(
-        Patch(
-            "torch._C",
-            name,
-            wrap=routed(ours, world.is_simulated),
-            needs=name,
-            why="torch.accelerator asks these, and PyTorch's own know no device but simgpu:0",
-        )
-        for name, ours in _OURS.items()
-    ),
-    Patch(
-        _COMPILER,
-        _STREAM,
-        wrap=routed(_stream_of, world.is_simulated),
-        needs=_STREAM,
-        why="compiled code asks it, by the name that the device has for the program",
-    ),
-    Action(
-        "`get_current_stream` in modules of torch._dynamo that have been imported",
-        run=_replace_in_compiler,
-        why="they have taken it from torch._C by name",
-    ),
-)
-
-
-PATCHES: tuple[Row, ...] = (*_ACCELERATOR_PATCHES, *_STREAM_TYPES_PATCHES)

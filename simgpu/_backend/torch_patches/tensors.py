@@ -14,12 +14,16 @@ from simgpu._core import world
 from simgpu._memory.storages import mark_exported
 from simgpu._native import layouts
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
+_WHY_NEW = "without a device given, the new tensor is on the tensor's own, not on the current one"
 
 _stock_new: Any = torch.Tensor.new
 _stock_new_tensor: Any = torch.Tensor.new_tensor
 
 
+@PATCHES.replace("torch.Tensor.new", why=_WHY_NEW)
 def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`tensor.new(...)`: on the tensor's own device."""
     if self.device.type != DEVICE_TYPE:
@@ -39,6 +43,7 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _stock_new(self, *args, **kwargs)
 
 
+@PATCHES.replace("torch.Tensor.new_tensor", why=_WHY_NEW)
 def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`tensor.new_tensor(...)`: on the tensor's own device by default."""
     if self.device.type != DEVICE_TYPE or kwargs.get("device") is not None:
@@ -47,28 +52,19 @@ def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return _stock_new_tensor(self, *args, **{**kwargs, "device": self.device})
 
 
+@PATCHES.action(
+    "methods of storages by the name of the device type",
+    why="as storages have `cuda()` and `is_cuda`; PyTorch generates them only when asked",
+    adds=(
+        f"torch.storage.TypedStorage.{DEVICE_TYPE}",
+        f"torch.storage.TypedStorage.is_{DEVICE_TYPE}",
+        f"torch.storage._StorageBase.{DEVICE_TYPE}",
+        f"torch.storage._StorageBase.is_{DEVICE_TYPE}",
+    ),
+)
 def _generate_storage_methods(_: Patches) -> None:
     if not hasattr(TypedStorage, DEVICE_TYPE):
         backend_registration._generate_storage_methods_for_privateuse1_backend(DEVICE_TYPE, [])
-
-
-_WHY_NEW = "without a device given, the new tensor is on the tensor's own, not on the current one"
-
-_TENSOR_METHODS_PATCHES: tuple[Row, ...] = (
-    Patch("torch.Tensor", "new", value=new, why=_WHY_NEW),
-    Patch("torch.Tensor", "new_tensor", value=new_tensor, why=_WHY_NEW),
-    Action(
-        "methods of storages by the name of the device type",
-        run=_generate_storage_methods,
-        why="as storages have `cuda()` and `is_cuda`; PyTorch generates them only when asked",
-        adds=(
-            f"torch.storage.TypedStorage.{DEVICE_TYPE}",
-            f"torch.storage.TypedStorage.is_{DEVICE_TYPE}",
-            f"torch.storage._StorageBase.{DEVICE_TYPE}",
-            f"torch.storage._StorageBase.is_{DEVICE_TYPE}",
-        ),
-    ),
-)
 
 
 # `torch.utils.dlpack`: export tensors of simulated devices, as those of an extension device.
@@ -77,6 +73,10 @@ _stock_dlpack: Any = torch.Tensor.__dlpack__
 _stock_dlpack_device: Any = torch.Tensor.__dlpack_device__
 
 
+@PATCHES.replace(
+    "torch.Tensor.__dlpack_device__",
+    why="PyTorch refuses device types that it has no DLPack number for",
+)
 def dlpack_device(self: torch.Tensor) -> Any:
     """`tensor.__dlpack_device__()`: an extension device, and its index."""
     if self.device.type != DEVICE_TYPE:
@@ -96,6 +96,10 @@ def _lent(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.requires_grad else tensor.detach()  # PyTorch refuses the former
 
 
+@PATCHES.replace(
+    "torch.Tensor.__dlpack__",
+    why="the memory of a tensor that was exported has to outlive a resize of the tensor",
+)
 def dlpack(self: torch.Tensor, **options: Any) -> Any:
     """`tensor.__dlpack__(...)`: only of the current device, as on CUDA."""
     current = world.current_device()
@@ -110,29 +114,12 @@ def dlpack(self: torch.Tensor, **options: Any) -> Any:
     return _stock_dlpack(_lent(self), **options)
 
 
+@PATCHES.replace(
+    "torch.to_dlpack", "torch.utils.dlpack.to_dlpack", why="the same, for the old function"
+)
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """`torch.to_dlpack(tensor)`."""
     return torch._C._to_dlpack(_lent(tensor))
-
-
-_DLPACK_EXPORT_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.Tensor",
-        "__dlpack__",
-        value=dlpack,
-        why="the memory of a tensor that was exported has to outlive a resize of the tensor",
-    ),
-    Patch(
-        "torch.Tensor",
-        "__dlpack_device__",
-        value=dlpack_device,
-        why="PyTorch refuses device types that it has no DLPack number for",
-    ),
-    *(
-        Patch(module, "to_dlpack", value=to_dlpack, why="the same, for the old function")
-        for module in ("torch", "torch.utils.dlpack")
-    ),
-)
 
 
 # Printing tensors that have outlived their devices: no kernel can run, but a copy to the host can.
@@ -142,6 +129,10 @@ _DLPACK_EXPORT_PATCHES: tuple[Row, ...] = (
 _stock: Any = torch._tensor_str._tensor_str
 
 
+@PATCHES.replace(
+    "torch._tensor_str._tensor_str",
+    why="a tensor whose device is gone can be copied to the host, and so can be printed",
+)
 def _tensor_str(self: torch.Tensor, indent: int) -> str:
     """The numbers of a tensor, which PyTorch formats by kernels of its device."""
     device = self.device
@@ -160,16 +151,6 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu()
 
 
-_PRINTING_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch._tensor_str",
-        "_tensor_str",
-        value=_tensor_str,
-        why="a tensor whose device is gone can be copied to the host, and so can be printed",
-    ),
-)
-
-
 # `tensor.data = other`, and with it `Module.to`, between the CPU and a simulated device.
 #
 # A module moves by assigning `data` of each Parameter object, so that an optimizer built before the
@@ -182,13 +163,13 @@ _data: Any = torch.Tensor.data
 _known_to_be_alike: Any = torch._has_compatible_shallow_copy_type
 
 
+@PATCHES.replace(
+    "torch._has_compatible_shallow_copy_type",
+    why="Module.to asks whether it may assign `data`, which between CPU and device it now may",
+)
 def _may_exchange_data(*pair: torch.Tensor) -> bool:
     """Whether `pair[0].data = pair[1]` is possible; `Module._apply` asks this."""
     return _known_to_be_alike(*pair) or layouts.are_alike(*pair)
-
-
-def _get_data(self: torch.Tensor) -> torch.Tensor:
-    return _data.__get__(self)  # type: ignore[no-any-return]
 
 
 def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
@@ -205,29 +186,8 @@ def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
         _data.__set__(self, other)
 
 
-def _delete_data(self: torch.Tensor) -> None:
-    _data.__delete__(self)  # which raises, and says why
-
-
-_TENSOR_DATA_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.Tensor",
-        "data",
-        value=property(_get_data, _set_data, _delete_data),
-        why="a tensor keeps its identity when its data moves between the CPU and a device",
-    ),
-    Patch(
-        "torch",
-        "_has_compatible_shallow_copy_type",
-        value=_may_exchange_data,
-        why="Module.to asks whether it may assign `data`, which between CPU and device it now may",
-    ),
-)
-
-
-PATCHES: tuple[Row, ...] = (
-    *_TENSOR_DATA_PATCHES,
-    *_TENSOR_METHODS_PATCHES,
-    *_PRINTING_PATCHES,
-    *_DLPACK_EXPORT_PATCHES,
+PATCHES.add(
+    "torch.Tensor.data",
+    value=property(_data.__get__, _set_data, _data.__delete__),
+    why="a tensor keeps its identity when its data moves between the CPU and a device",
 )

@@ -15,24 +15,31 @@ from typing import Any
 
 from simgpu._util.frames import hide_own_frames, program_line
 from simgpu._util.naming import FULL_TRACE, variable_is_set
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 from simgpu.errors import CollectiveMismatchError
 
+PATCHES = Table()
 
-def _for_another_thread(stock: Callable[..., None]) -> Callable[..., None]:
+
+@PATCHES.around(
+    "torch._utils.ExceptionWrapper.__init__",
+    why="the traceback of a replica or a worker of DataLoader ends at a line of the program",
+)
+def _for_another_thread(
+    stock: Callable[..., Any], self: Any, exc_info: Any = None, *args: Any, **kwargs: Any
+) -> None:
     """`ExceptionWrapper.__init__`, which makes the text that another thread or process raises."""
-
-    @functools.wraps(stock)
-    def init(self: Any, exc_info: Any = None, *args: Any, **kwargs: Any) -> None:
-        kind, error, traceback = sys.exc_info() if exc_info is None else exc_info
-        if error is not None and not variable_is_set(FULL_TRACE):
-            hide_own_frames(error)
-            traceback = error.__traceback__
-        stock(self, (kind, error, traceback), *args, **kwargs)
-
-    return init
+    kind, error, traceback = sys.exc_info() if exc_info is None else exc_info
+    if error is not None and not variable_is_set(FULL_TRACE):
+        hide_own_frames(error)
+        traceback = error.__traceback__
+    stock(self, (kind, error, traceback), *args, **kwargs)
 
 
+@PATCHES.action(
+    "`sys.excepthook`: calls the one that was there",
+    why="the traceback of a program that ends by an error has no frames of simgpu",
+)
 def _wrap_excepthook(_: Patches) -> None:
     hook = sys.excepthook
 
@@ -51,18 +58,3 @@ def _wrap_excepthook(_: Patches) -> None:
         hook(kind, error, traceback)
 
     sys.excepthook = report
-
-
-PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch._utils.ExceptionWrapper",
-        "__init__",
-        wrap=_for_another_thread,
-        why="the traceback of a replica or a worker of DataLoader ends at a line of the program",
-    ),
-    Action(
-        "`sys.excepthook`: calls the one that was there",
-        run=_wrap_excepthook,
-        why="the traceback of a program that ends by an error has no frames of simgpu",
-    ),
-)
