@@ -69,10 +69,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     give_devices_if_marked(item)
     tell_if_unused(item)
     markers.read_markers(item)
-    options = markers.options_for(item)
-    repeats.repeat_with_ooms(item, options.faults == "oom")
-    repeats.watch_if_wanted(item, options.races)
-    repeats.repeat_with_schedules(item, options.schedules, options.schedule)
+    repeats.wrap_by_options(item, markers.options_for(item))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -181,7 +178,7 @@ def _lend(
     pool = session_pool(request.config)
     try:
         wanted = wanted_by(request.node) or Wanted(pool.count)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     if wanted.count > pool.count:
         needs = plural(wanted.count, "device")

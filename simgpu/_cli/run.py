@@ -14,7 +14,7 @@ from typing import Any
 from simgpu._cli.arguments import device_count, output_file
 from simgpu._cli.estimates import ClockUntilExit
 from simgpu._cli.run_script import Program, main_inside, make_devices, prepare, run_script
-from simgpu._config.options import RNGS
+from simgpu._config.options import ARGUMENTS
 from simgpu._util.naming import MAX_DEVICES, STRICT
 
 
@@ -68,23 +68,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"1 to {MAX_DEVICES} (default: SIMGPU_DEVICE_COUNT, or 1)",
     )
-    run.add_argument(
-        "--memory",
-        metavar="SIZE[,SIZE...]",
-        help="what each device has, such as 2GiB or 512MiB; with commas one size per device "
-        "(default: SIMGPU_DEVICE_MEMORY, what the model has, or 16GiB)",
-    )
-    run.add_argument(
-        "--model",
-        metavar="NAME[,NAME...]",
-        help="GPU model that each device reports, such as A100 or 'H100 SXM'; with commas one "
-        "per device (`info` lists them; default: SIMGPU_MODEL, or none)",
-    )
-    run.add_argument(
-        "--rng",
-        choices=RNGS,
-        help="what draws random numbers there: CUDA's generator (default) or the host's",
-    )
+    for name in ("memory", "model", "rng"):
+        run.add_argument(f"--{name}", **ARGUMENTS[name])
     run.add_argument(
         "--as",
         dest="name",
@@ -129,19 +114,8 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         help="warn of bugs that are silent on GPUs too: state that replicas lose, epochs in the "
         "same order, files that several ranks write (as SIMGPU_STRICT=1)",
     )
-    run.add_argument(
-        "--async",
-        dest="lazy",
-        action="store_true",
-        help="run kernels and copies when something waits for them, and no earlier, as streams "
-        "of a GPU may: a program that forgets to wait computes NaN or old values",
-    )
-    run.add_argument(
-        "--async-seed",
-        type=int,
-        metavar="SEED",
-        help="the same, in a legal order that this number draws",
-    )
+    run.add_argument("--async", dest="lazy", **ARGUMENTS["async"])
+    run.add_argument("--async-seed", **ARGUMENTS["async-seed"])
     run.add_argument(
         "--clock",
         metavar="NAME[,NAME...]",

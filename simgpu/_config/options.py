@@ -70,6 +70,34 @@ def check_rng(rng: str) -> str:
     return rng
 
 
+# Options that `simgpu run` and pytest share, as `add_argument` and `addoption` take them.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "memory": {
+        "metavar": "SIZE[,SIZE...]",
+        "help": "what each simulated device has, such as 2GiB or 512MiB; with commas one size per "
+        "device (default: SIMGPU_DEVICE_MEMORY, what the model has, or 16GiB)",
+    },
+    "model": {
+        "metavar": "NAME[,NAME...]",
+        "help": "GPU model that each simulated device reports, such as A100 or 'H100 SXM'; with "
+        "commas one per device (`simgpu info` lists them; default: SIMGPU_MODEL, or none)",
+    },
+    "rng": {
+        "choices": RNGS,
+        "help": "what draws random numbers there: CUDA's generator (default) or the host's",
+    },
+    "async": {
+        "action": "store_true",
+        "help": "run kernels and copies of simulated devices when something waits for them, and "
+        "no earlier, as streams of a GPU may: code that forgets to wait computes NaN or old values",
+    },
+    "async-seed": {
+        "type": int,
+        "metavar": "SEED",
+        "help": "the same, in a legal order that this number draws",
+    },
+}
+
 Memory = int | str | Sequence[int | str] | None
 """Of each device, or one entry per device."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NoReturn
@@ -35,7 +36,7 @@ class Wanted:
 def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
     """Return what the nearest marker of a test asks for; None if there is no marker.
 
-    Raises TypeError or ValueError for one with other arguments than `Wanted` has.
+    Raises ValueError for one with other arguments than `Wanted` has.
     """
     marker = node.get_closest_marker("devices")
     if marker is None:
@@ -43,12 +44,13 @@ def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
     try:
         wanted = Wanted(*marker.args, **marker.kwargs)
     except TypeError:
-        raise TypeError(_words(marker)) from None
+        wanted = Wanted(0)
     kinds = [type(value) for value in (wanted.count, wanted.distinct, wanted.at_least)]
-    if kinds != [int, bool, bool]:
-        raise TypeError(_words(marker))
-    if wanted.count < 1:
-        raise ValueError(_words(marker))
+    if kinds != [int, bool, bool] or wanted.count < 1:
+        raise ValueError(
+            f"{call_of(marker)}: write @pytest.mark.devices(n), n being an int from 1 on, with "
+            "distinct=True or at_least=True where that is meant"
+        )
     return wanted
 
 
@@ -79,29 +81,14 @@ def call_of(marker: pytest.Mark) -> str:
     return f"@pytest.mark.{marker.name}({arguments})"
 
 
-def _words(marker: pytest.Mark) -> str:
-    return (
-        f"{call_of(marker)}: write @pytest.mark.devices(n), n being an int from 1 on, with "
-        "distinct=True or at_least=True where that is meant"
-    )
-
-
 def give_devices_if_marked(item: pytest.Item) -> None:
     """Give a marked test its devices, also where it names no fixture (unittest.TestCase)."""
     names: list[str] | None = getattr(item, "fixturenames", None)
-    if names is None or FIXTURES & set(names) or not _is_marked(item):
+    if names is None or FIXTURES & set(names):
         return
-    # First, so that the test's own fixtures find the devices.
-    names.insert(0, MARKED_DEVICES)
-
-
-def _is_marked(item: pytest.Item) -> bool:
-    """Whether a test has our marker, and not one that its suite calls by the same name."""
-    try:
-        wanted = wanted_by(item)
-    except (TypeError, ValueError):
-        return False
-    return wanted is not None and is_ours(item, DEVICES_MARKER)
+    with contextlib.suppress(ValueError):  # of a marker that its suite calls by the same name
+        if wanted_by(item) is not None and is_ours(item, DEVICES_MARKER):
+            names.insert(0, MARKED_DEVICES)  # first, so that the test's own fixtures find them
 
 
 def is_ours(item: pytest.Item, description: str) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 from simgpu._config import options as config_options
 from simgpu._config.gpus import find
-from simgpu._config.options import RNGS, DeviceOptions, check_rng
+from simgpu._config.options import ARGUMENTS, RNGS, DeviceOptions, check_rng
 from simgpu._util.naming import MAX_DEVICES
 
 
@@ -108,26 +108,8 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="N",
         help=f"how many devices a test can have (default: {DEFAULT_COUNT}, or the GPUs here)",
     )
-    add(
-        "--device-memory",
-        "memory",
-        metavar="SIZE[,SIZE...]",
-        help="what each simulated device has, such as 2GiB; with commas one size per device "
-        "(default: what the model has, or 16GiB)",
-    )
-    add(
-        "--device-model",
-        "model",
-        metavar="NAME[,NAME...]",
-        help="which GPU each simulated device says that it is, such as A100; with commas one per "
-        "device; also --model, where the suite has no option of that name",
-    )
-    add(
-        "--device-rng",
-        "rng",
-        choices=RNGS,
-        help="what draws random numbers: CUDA's generator (default) or the host's; also --rng",
-    )
+    for name in config_options.VARIABLES:
+        add(f"--device-{name}", name, **ARGUMENTS[name])
     add(
         "--oversubscribe",
         "oversubscribe",
@@ -204,20 +186,8 @@ def _add_exploring(add: Callable[..., None]) -> None:
         metavar="TOKEN",
         help="run the tests under the schedule of this token, which a failure has printed",
     )
-    add(
-        "--async",
-        "lazy",
-        action="store_true",
-        help="run kernels and copies of simulated devices when something waits for them, and "
-        "no earlier, as streams of a GPU may: code that forgets to wait computes NaN or old values",
-    )
-    add(
-        "--async-seed",
-        "async_seed",
-        type=int,
-        metavar="SEED",
-        help="the same, in a legal order that this number draws",
-    )
+    add("--async", "lazy", **ARGUMENTS["async"])
+    add("--async-seed", "async_seed", **ARGUMENTS["async-seed"])
 
 
 def read_options(config: pytest.Config) -> SessionOptions:
@@ -302,7 +272,6 @@ class ShortOption:
     """One that it may have."""
     check: Callable[[str], object]
     """Raises ValueError for a value that cannot be ours."""
-    choices: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -344,9 +313,7 @@ class ShortOption:
             parser.getgroup("simgpu").addoption(
                 self.name,
                 dest=f"simgpu_{self.field}",
-                metavar="NAME[,NAME...]" if self.choices is None else None,
-                choices=self.choices,
-                help=self.long,
+                **{**ARGUMENTS[self.field], "help": self.long},
             )
             config.stash.setdefault(_ADDED, []).append((self, parser))
         elif self in config.stash.get(_TAKEN_EARLY, ()):
@@ -363,19 +330,14 @@ class ShortOption:
             options._option_string_actions.pop(self.name)
 
 
-def _find_each(names: str) -> None:
-    for name in names.split(","):
-        find(name)
-
-
 # Those by which --as-cuda has made devices before it was known that they are ours.
 _TAKEN_EARLY = pytest.StashKey[set[ShortOption]]()
 # Those that are in a parser.
 _ADDED = pytest.StashKey[list[tuple[ShortOption, pytest.Parser]]]()
 
 SHORT = (
-    ShortOption("model", "A100", _find_each),
-    ShortOption("rng", RNGS[0], check_rng, RNGS),
+    ShortOption("model", "A100", lambda names: [find(name) for name in names.split(",")]),
+    ShortOption("rng", RNGS[0], check_rng),
 )
 
 

@@ -129,7 +129,8 @@ class SimulatedPool:
     def describe(self) -> str:
         words = f"{plural(self.count, 'simulated GPU')}"
         if "memory" in self.arguments:
-            words += f" of {_all_of(self.arguments['memory'])}"
+            memory = self.arguments["memory"]
+            words += f" of {memory if isinstance(memory, str) else ', '.join(memory)}"
         if "model" in self.arguments:
             models = models_of(self.count, self.arguments["model"])
             words += f", model {', '.join(dict.fromkeys(model.name for model in models))}"
@@ -195,10 +196,6 @@ def explain_devices(hint: str, created_by: str | None = None) -> None:
     made = world.current_world()
     assert made is not None
     made.hint, made.created_by = hint, created_by
-
-
-def _all_of(value: str | list[str]) -> str:
-    return value if isinstance(value, str) else ", ".join(value)
 
 
 @contextlib.contextmanager

@@ -16,16 +16,19 @@ from typing import Any
 import pytest
 
 from simgpu._pytest.markers import closest_of_ours, fail_item, fail_marker, options_for
+from simgpu._pytest.options import SessionOptions
 from simgpu._strategies.examples import node_id
 
-Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
-_OF_PROPERTY = pytest.StashKey[list[Wrapper]]()
+# Runs a test by calling it without arguments, perhaps several times.
+Around = Callable[["functools.partial[Any]"], Any]
+# What hypothesis calls for a property, by what it calls now.
+_OF_PROPERTY = pytest.StashKey[list[Callable[[Callable[..., Any]], Callable[..., Any]]]]()
 
 
 def wrap_test(
-    item: pytest.Function, what: str, wrapper: Wrapper, of_property: Wrapper | None = None
+    item: pytest.Function, what: str, around: Around, of_property: Around | None = None
 ) -> None:
-    """Make `item` call its test through `wrapper`; what hypothesis calls, through `of_property`.
+    """Make `around` run the test of `item`, and `of_property` what hypothesis calls for it.
 
     An `async def` fails, for the option or the marker `what`: its call only makes a coroutine. So
     does any other test that returns one, such as a decorated `async def`, once it is called.
@@ -40,19 +43,15 @@ def wrap_test(
         fail_marker(item, refusal)
         return
     if getattr(item.obj, "hypothesis", None) is None:
-        item.obj = wrapper(_run_by_its_call(item.obj, refusal))
-        return
-
-    def around(test: Callable[..., Any]) -> Callable[..., Any]:
-        return (of_property or wrapper)(_run_by_its_call(test, refusal))
-
-    item.stash.setdefault(_OF_PROPERTY, []).append(around)
+        item.obj = run_through(item.obj, around, refusal)
+    else:
+        wrapper = functools.partial(run_through, around=of_property or around, refusal=refusal)
+        item.stash.setdefault(_OF_PROPERTY, []).append(wrapper)
 
 
-def _run_by_its_call(test: Callable[..., Any], refusal: str) -> Callable[..., Any]:
-    """`test`, which fails with `refusal` if its call has only made what is to be awaited."""
+def run_through(test: Callable[..., Any], around: Around, refusal: str = "") -> Callable[..., Any]:
+    """`test` run by `around`; it fails with `refusal` if it has only made what is to be awaited."""
 
-    @functools.wraps(test)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = test(*args, **kwargs)
         if hasattr(result, "__await__") or hasattr(result, "__aiter__"):
@@ -61,7 +60,20 @@ def _run_by_its_call(test: Callable[..., Any], refusal: str) -> Callable[..., An
             pytest.fail(refusal, pytrace=False)
         return result
 
-    return call
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return around(functools.partial(call, *args, **kwargs))
+
+    return run
+
+
+def wrap_by_options(item: pytest.Item, options: SessionOptions) -> None:
+    """Make a test function run in the ways that its markers and the session ask for."""
+    if isinstance(item, pytest.Function):
+        _repeat_with_ooms(item, options.faults == "oom")
+        if options.races:
+            wrap_test(item, "--races", _watched)
+        _repeat_with_schedules(item, options.schedules, options.schedule)
 
 
 @contextmanager
@@ -137,30 +149,22 @@ EVERY_OOM_MARKER = (
 )
 
 
-def repeat_with_ooms(item: pytest.Item, everywhere: bool) -> None:
-    """Run a test function with every failure, if its marker or the session asks for it."""
-    if not isinstance(item, pytest.Function):
-        return
+def _repeat_with_ooms(item: pytest.Function, everywhere: bool) -> None:
     marker = closest_of_ours(item, EVERY_OOM_MARKER)
     if marker is not None and (marker.args or marker.kwargs):
         fail_item(item, marker, "write @pytest.mark.every_oom, which takes no arguments")
-    if not everywhere and marker is None:
-        return
-    wrap_test(item, "--faults" if everywhere else "@pytest.mark.every_oom", _with_every_failure)
+    if everywhere or marker is not None:
+        wrap_test(item, "--faults" if everywhere else "@pytest.mark.every_oom", _with_every_failure)
 
 
-def _with_every_failure(test: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        import simgpu
+def _with_every_failure(step: Callable[[], Any]) -> None:
+    import simgpu
 
-        with simgpu.faults() as counted:
-            test(*args, **kwargs)
-        taken = _taken()
-        for number in range(counted.allocations):
-            _run_with_failure(number, functools.partial(test, *args, **kwargs), taken)
-
-    return run
+    with simgpu.faults() as counted:
+        step()
+    taken = _taken()
+    for number in range(counted.allocations):
+        _run_with_failure(number, step, taken)
 
 
 def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> None:
@@ -238,31 +242,21 @@ def _taken() -> list[int]:
 _PYTEST = os.path.dirname(inspect.getfile(pytest.Item)) + os.sep
 
 
-def watch_if_wanted(item: pytest.Item, wanted: bool) -> None:
-    """Fail a test function for its races; a property, in each example."""
-    if wanted and isinstance(item, pytest.Function):
-        wrap_test(item, "--races", _watched)
+def _watched(step: Callable[[], Any]) -> Any:
+    import simgpu
 
-
-def _watched(test: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        import simgpu
-
-        found: Sequence[Any] = ()
-        try:
-            with simgpu.races() as found:
-                result = test(*args, **kwargs)
-        except (Exception, pytest.fail.Exception) as error:
-            own = [race for race in found if not _is_of_pytest(race)]
-            if own and hasattr(error, "add_note"):  # from Python 3.11 on
-                error.add_note(_text(own))  # perhaps why it fails: the values may be wrong
-            raise
-        if found:
-            pytest.fail(_text(found), pytrace=False)
-        return result
-
-    return run
+    found: Sequence[Any] = ()
+    try:
+        with simgpu.races() as found:
+            result = step()
+    except (Exception, pytest.fail.Exception) as error:
+        own = [race for race in found if not _is_of_pytest(race)]
+        if own and hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(_text(own))  # perhaps why it fails: the values may be wrong
+        raise
+    if found:
+        pytest.fail(_text(found), pytrace=False)
+    return result
 
 
 def _text(found: Sequence[Any]) -> str:
@@ -291,10 +285,9 @@ FOLDER = Path(".simgpu") / "schedules"
 _FAILURES = (Exception, pytest.fail.Exception)
 
 
-def repeat_with_schedules(item: pytest.Item, everywhere: int | None, token: str | None) -> None:
-    """Run a test function under schedules, if its marker or the session asks for it."""
-    if not isinstance(item, pytest.Function):
-        return
+def _repeat_with_schedules(
+    item: pytest.Function, everywhere: int | None, token: str | None
+) -> None:
     marker = closest_of_ours(item, SCHEDULES_MARKER)
     n = everywhere or (None if marker is None else _count(item, marker))
     if n is None and token is None:
@@ -302,8 +295,8 @@ def repeat_with_schedules(item: pytest.Item, everywhere: int | None, token: str 
     wrap_test(
         item,
         "--schedules" if everywhere or token else "@pytest.mark.schedules",
-        lambda test: _under_schedules(test, n or 1, token, item),
-        lambda test: _under_drawn_schedules(test, n or 1, token, item),
+        functools.partial(_under_schedules, n=n or 1, token=token, item=item),
+        functools.partial(_under_drawn_schedules, n=n or 1, token=token, item=item),
     )
 
 
@@ -319,35 +312,28 @@ def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
     return n
 
 
-def _under_schedules(
-    test: Callable[..., Any], n: int, token: str | None, item: pytest.Item
-) -> Callable[..., Any]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
-        from simgpu._explore.schedules.explore import schedule, shortened, tried
-        from simgpu.errors import ScheduleDivergedError
+def _under_schedules(step: Callable[[], Any], n: int, token: str | None, item: pytest.Item) -> None:
+    from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
+    from simgpu._explore.schedules.explore import schedule, shortened, tried
+    from simgpu.errors import ScheduleDivergedError
 
-        step = functools.partial(test, *args, **kwargs)
-        with schedule_existing_locks(step):
-            if token is not None:
-                try:
-                    with schedule(replay=token):
-                        step()
-                except ScheduleDivergedError:  # the test has changed: that order is no more
-                    with schedule():
-                        step()
-                return
-            once = functools.partial(_once, step)
-            *_, last = tried(once, n, "deviate", 0)
-            if last.error is None:
-                return
-            failed = shortened(once, last)
-            assert failed.error is not None
-            _tell(failed, item)
-            raise failed.error
-
-    return run
+    with schedule_existing_locks(step):
+        if token is not None:
+            try:
+                with schedule(replay=token):
+                    step()
+            except ScheduleDivergedError:  # the test has changed: that order is no more
+                with schedule():
+                    step()
+            return
+        once = functools.partial(_once, step)
+        *_, last = tried(once, n, "deviate", 0)
+        if last.error is None:
+            return
+        failed = shortened(once, last)
+        assert failed.error is not None
+        _tell(failed, item)
+        raise failed.error
 
 
 def _once(step: Callable[[], Any], number: int, how: Any) -> Any:
@@ -357,38 +343,33 @@ def _once(step: Callable[[], Any], number: int, how: Any) -> Any:
 
 
 def _under_drawn_schedules(
-    test: Callable[..., Any], n: int, token: str | None, item: pytest.Item | None = None
-) -> Callable[..., Any]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        from hypothesis import settings
-        from hypothesis.control import current_build_context
+    step: functools.partial[Any], n: int, token: str | None, item: pytest.Item | None = None
+) -> None:
+    from hypothesis import settings
+    from hypothesis.control import current_build_context
 
-        from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
-        from simgpu._explore.schedules.explore import attempted
-        from simgpu._explore.schedules.tokens import Replay
-        from simgpu._strategies import examples as strategies_examples
-        from simgpu.errors import ScheduleDivergedError
+    from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
+    from simgpu._explore.schedules.explore import attempted
+    from simgpu._explore.schedules.tokens import Replay
+    from simgpu._strategies import examples as strategies_examples
+    from simgpu.errors import ScheduleDivergedError
 
-        drawing = _Drawing(current_build_context())
-        step = functools.partial(test, *args, **kwargs)
-        examples = settings.default.max_examples if settings.default else n
-        with schedule_existing_locks(step):
-            for number in range(1 if token else -(-n // max(examples, 1))):  # n in all, or more
-                how = Replay(token) if token else drawing.schedule()
-                _, done = attempted(step, number, how, (BaseException,))
-                if drawing.stopped:
-                    raise drawing.stopped[0] from None
-                if token and isinstance(done.error, ScheduleDivergedError):
-                    return  # the token belongs to another example, or the test has changed
-                if drawing.is_final and isinstance(done.error, _FAILURES) and not token:
-                    done = _shortest(step, done)
-                    _tell(done, item)
-                strategies_examples.scheduled(done.switches, done.token)
-                if done.error is not None:
-                    raise done.error
-
-    return run
+    drawing = _Drawing(current_build_context())
+    examples = settings.default.max_examples if settings.default else n
+    with schedule_existing_locks(step):
+        for number in range(1 if token else -(-n // max(examples, 1))):  # n in all, or more
+            how = Replay(token) if token else drawing.schedule()
+            _, done = attempted(step, number, how, (BaseException,))
+            if drawing.stopped:
+                raise drawing.stopped[0] from None
+            if token and isinstance(done.error, ScheduleDivergedError):
+                return  # the token belongs to another example, or the test has changed
+            if drawing.is_final and isinstance(done.error, _FAILURES) and not token:
+                done = _shortest(step, done)
+                _tell(done, item)
+            strategies_examples.scheduled(done.switches, done.token)
+            if done.error is not None:
+                raise done.error
 
 
 class _Drawing:
@@ -419,7 +400,7 @@ class _Drawing:
             return 0
 
 
-def _shortest(step: Any, failed: Any) -> Any:
+def _shortest(step: functools.partial[Any], failed: Any) -> Any:
     """The run with the fewest deviations; `failed` itself where more runs draw more numbers."""
     from hypothesis.strategies import DataObject
 

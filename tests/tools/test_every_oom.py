@@ -134,12 +134,12 @@ def test_failure_becomes_the_cause_of_another_error(hows):
 
     with simgpu.devices(1):
         if set(hows) <= {"from the failure"}:
-            _with_every_failure(fails)(hows)
+            _with_every_failure(lambda: fails(hows))
         else:
             with pytest.raises(
                 pytest.fail.Exception, match=r"with allocation 0, .* raised KeyError"
             ):
-                _with_every_failure(fails)(hows)
+                _with_every_failure(lambda: fails(hows))
         report = simgpu.sweep(lambda: fails(hows), "oom")
     assert bool(report.problems) == (not set(hows) <= {"from the failure"}), str(report)
 
@@ -151,7 +151,7 @@ def test_a_comparison_that_runs_out_of_memory_is_the_failure(simulated):
         x = torch.ones(8, device=simulated[0])
         torch.testing.assert_close(x, x.clone())
 
-    _with_every_failure(test)()
+    _with_every_failure(test)
     report = simgpu.sweep(test, "oom", state=[])
     assert report.count > 2
     assert not report.problems, str(report)
@@ -166,12 +166,14 @@ def trained(wrap, device):
 def test_memory_that_torchs_data_parallel_keeps_is_reported_as_its_own(simulated):
     ids = [0, 1]
     with pytest.raises(pytest.fail.Exception) as raised:
-        _with_every_failure(trained)(lambda net: torch.nn.DataParallel(net, ids), simulated[0])
+        _with_every_failure(
+            lambda: trained(lambda net: torch.nn.DataParallel(net, ids), simulated[0])
+        )
     text = str(raised.value)
     assert "torch.nn.DataParallel keeps its replicas" in text
     assert "until Python's garbage collector runs" in text
     assert f"({__file__}:{trained.__code__.co_firstlineno + 3})" in text
-    _with_every_failure(trained)(lambda net: DataParallel(net, ids), simulated[0])
+    _with_every_failure(lambda: trained(lambda net: DataParallel(net, ids), simulated[0]))
 
 
 def test_memory_in_a_cycle_is_reported_with_the_line_of_the_failure(simulated):
@@ -185,7 +187,7 @@ def test_memory_in_a_cycle_is_reported_with_the_line_of_the_failure(simulated):
         cycle.clear()
 
     with pytest.raises(pytest.fail.Exception) as raised:
-        _with_every_failure(test)()
+        _with_every_failure(test)
     text = str(raised.value)
     assert f"({__file__}:{test.__code__.co_firstlineno + 4}), 512 bytes on device 0" in text
     assert "objects that hold it refer to each other" in text

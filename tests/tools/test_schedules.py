@@ -1,5 +1,6 @@
 """`@pytest.mark.schedules`, `--schedules` and `--schedule`: tests under many orders of threads."""
 
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,6 +144,12 @@ def test_each_case_of_a_property_has_schedules_of_its_own(pytester):
     pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=4)
 
 
+def drawn(test, n):
+    """A test of hypothesis under schedules that it draws."""
+    around = functools.partial(repeats._under_drawn_schedules, n=n, token=None)
+    return repeats.run_through(test, around)
+
+
 @pytest.mark.parametrize(("n", "most"), [(3, 5), (12, 5), (15, 5), (1, 1)])
 def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
     seen = []
@@ -153,7 +160,7 @@ def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
         seen.append(number)
 
     inner = holds.hypothesis.inner_test
-    holds.hypothesis.inner_test = repeats._under_drawn_schedules(inner, n, None)
+    holds.hypothesis.inner_test = drawn(inner, n)
     holds()
     assert n <= len(seen) < n + most
     assert len(set(seen)) == most
@@ -189,7 +196,7 @@ def test_fuzz_reports_name_the_schedule(simulated, monkeypatch):
         config=SimpleNamespace(getoption=lambda name: "prepend"),
         get_closest_marker=lambda name: None,
     )  # fmt: skip
-    scheduled = recorder.counted(item, repeats._under_drawn_schedules(sound, 1, None))
+    scheduled = recorder.counted(item, drawn(sound, 1))
     monkeypatch.setattr(of_two.hypothesis, "inner_test", scheduled)
     examples.set_listener(recorder.on_example, recorder.on_schedule)
     try:

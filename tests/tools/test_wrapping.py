@@ -42,19 +42,15 @@ def test_an_async_test_is_refused_and_any_other_runs_in_it(name, is_decorated, i
     """The call of an `async def` ends at once: in the wrapper it would pass, and nothing ran."""
     calls = []
 
-    def wrapper(test):
-        @functools.wraps(test)
-        def run():
-            calls.append(name)
-            test()  # what it returns is lost
-
-        return run
+    def around(step):
+        calls.append(name)
+        step()  # what it returns is lost
 
     test = (DECORATED if is_decorated else TESTS)[name]
     if is_property:
         test = SimpleNamespace(hypothesis=SimpleNamespace(inner_test=test))
     item = SimpleNamespace(obj=test, stash=pytest.Stash(), nodeid="test_it.py::test_it")
-    wrap_test(item, what, wrapper)
+    wrap_test(item, what, around)
     reported = contextlib.nullcontext()
     if name != "plain":
         hint = "without" if what[0] == "-" else "leave @pytest.mark.every_oom out$"
