@@ -8,10 +8,10 @@ collected: the process that hands them out to several jobs does without.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
-import threading
 import time
 import unittest
 from collections import Counter
@@ -28,8 +28,7 @@ from hypothesis.strategies import DataObject
 from simgpu._fuzz.sessions import SessionSettings, database_of
 from simgpu._fuzz.tally import SlowExample, Tally
 from simgpu._strategies import examples
-
-# What one process of a fuzzing run sees: each example of each property is counted here.
+from simgpu._util.interrupts import interrupts_wait
 
 SAVE_EVERY = 0.5  # seconds
 # What hypothesis, and pytest with it, takes for a failure and for none.
@@ -42,7 +41,7 @@ class ExampleRecorder:
 
     def __init__(self, settings: SessionSettings) -> None:
         self.tally = Tally()
-        self._path = Path(settings.folder) / f"{os.getpid()}.tally.json"
+        self._path = Path(settings.folder) / f"{os.getpid()}.tally"
         self._saved = 0.0
         self._property = ""
         self._failing = False
@@ -202,16 +201,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _take_interrupts(config: pytest.Config) -> None:
     """Report Ctrl-C to the recorder, until the session ends."""
-    before = signal.getsignal(signal.SIGINT)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if before is not signal.default_int_handler or not in_main_thread:
-        return
-
-    def put_back() -> None:
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, config.stash[_RECORDER].interrupt)
-    config.add_cleanup(put_back)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        ends = contextlib.ExitStack()
+        ends.enter_context(interrupts_wait(lambda: True, config.stash[_RECORDER].interrupt))
+        config.add_cleanup(ends.close)
 
 
 def _load_profile(session: SessionSettings) -> None:

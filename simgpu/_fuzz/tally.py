@@ -1,13 +1,13 @@
 """What a fuzzing run counts, in a form that processes write to files and a report adds up.
 
-Each worker process rewrites one JSON file of its own, whole and by rename, so that a reader (the
+Each worker process rewrites one file of its own, whole and by rename, so that a reader (the
 progress line, the report after Ctrl-C) never sees half of one.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ class Tally:
                 self.failures[key] = failure
 
     def plain(self) -> dict[str, Any]:
-        """Return the tally as JSON has it."""
+        """Return the tally as the JSON of a report has it."""
         return {
             "properties": self.properties,
             "finished": sorted(self.finished),
@@ -123,34 +123,16 @@ class Tally:
             "failures": {key: asdict(failure) for key, failure in self.failures.items()},
         }
 
-    @staticmethod
-    def from_plain(plain: dict[str, Any]) -> Tally:
-        tally = Tally()
-        tally.properties = plain["properties"]
-        tally.finished = set(plain["finished"])
-        tally.examples.update(plain["examples"])
-        for entry in plain["combinations"]:
-            combination = entry["batch"], entry["devices"]
-            tally.combinations[combination] = entry["examples"]
-            tally.failed[combination] = entry["failed"]
-        tally.switches.update({int(count): n for count, n in plain["switches"].items()})
-        tally.worst = dict(plain["worst_errors"])
-        tally.slowest = [SlowExample(**example) for example in plain["slowest"]]
-        for key, failure in plain["failures"].items():
-            where = failure["combination"]
-            tally.failures[key] = Failure(**failure | {"combination": where and tuple(where)})
-        return tally
-
     def save(self, path: Path) -> None:
         """Write the tally whole, or leave the former one."""
         draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(self.plain()))
+        draft.write_bytes(pickle.dumps(self))
         os.replace(draft, path)
 
 
 def sum_tallies(folder: Path) -> Tally:
     """Return the sum of what every process of a run has written to `folder`."""
     total = Tally()
-    for path in sorted(folder.glob("*.tally.json")):
-        total.add(Tally.from_plain(json.loads(path.read_text())))
+    for path in sorted(folder.glob("*.tally")):
+        total.add(pickle.loads(path.read_bytes()))
     return total

@@ -273,7 +273,7 @@ def test_a_campaign_is_as_good_as_its_sessions(tmp_path, status, examples, fails
 
     def run(self):
         self.log.write_text("what pytest said last")
-        kept.save(self.folder / "1.tally.json")
+        kept.save(self.folder / "1.tally")
         return status
 
     options = campaign.CampaignOptions(("tests",), (1, 8), "", tmp_path / "report.html", 1)

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import json
+import pickle
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_the_slowest_examples_are_of_ten_properties(workers):
         tally = Tally()
         for example in seen:
             tally.add_slow(example)
-        total.add(Tally.from_plain(json.loads(json.dumps(tally.plain()))))
+        total.add(pickle.loads(pickle.dumps(tally)))
     worst = {}
     for example in itertools.chain(*workers):
         worst[example.property] = max(example.seconds, worst.get(example.property, 0.0))
@@ -69,7 +70,7 @@ def test_the_shortest_example_of_all_workers_is_kept(workers):
         tally = Tally()
         for key, example in found.items():
             tally.failures[key] = dataclasses.replace(FAILURE, example=example)
-        total.add(Tally.from_plain(json.loads(json.dumps(tally.plain()))))
+        total.add(pickle.loads(pickle.dumps(tally)))
     for key in "ab":
         lengths = [len(found[key]) for found in workers if key in found]
         if lengths:
@@ -91,7 +92,7 @@ def test_switches_of_all_workers_are_counted_and_reported(workers):
     for seen in workers:
         tally = Tally()
         tally.switches = Counter(seen)
-        total.add(Tally.from_plain(json.loads(json.dumps(tally.plain()))))
+        total.add(pickle.loads(pickle.dumps(tally)))
     expected = sum(map(Counter, workers), Counter())
     assert total.switches == expected
     assert report.as_json(total, RUN)["switches"] == {str(n): expected[n] for n in sorted(expected)}
@@ -141,7 +142,7 @@ def test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure(fails, interru
         tally = Tally()
         tally.examples["p"] = 3
         tally.failures = {"key": FAILURE} if fails else {}
-        tally.save(self.folder / "1.tally.json")
+        tally.save(self.folder / "1.tally")
         if interrupted:
             raise KeyboardInterrupt
         return int(fails)  # as pytest's
