@@ -17,14 +17,6 @@ import pytest
 
 from simgpu._pytest import markers, repeats
 from simgpu._pytest.header import add_hint, cuda_lines, header_line, note_want_of_cuda
-from simgpu._pytest.markers import (
-    DEVICES_MARKER,
-    MARKED_DEVICES,
-    Wanted,
-    fail_if_wrong,
-    give_devices_if_marked,
-    wanted_by,
-)
 from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope, needs_no_torch, session_pool
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
@@ -50,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     for marker in (
-        DEVICES_MARKER,
+        markers.DEVICES_MARKER,
         repeats.EVERY_OOM_MARKER,
         repeats.SCHEDULES_MARKER,
         RANKS_DESCRIPTION,
@@ -66,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    give_devices_if_marked(item)
+    markers.give_devices_if_marked(item)
     tell_if_unused(item)
     markers.read_markers(item)
     repeats.wrap_by_options(item, markers.options_for(item))
@@ -80,7 +72,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    fail_if_wrong(item)
+    markers.fail_if_wrong(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -164,7 +156,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
         yield run
 
 
-@pytest.fixture(name=MARKED_DEVICES)
+@pytest.fixture(name=markers.MARKED_DEVICES)
 def _marked_devices(request: pytest.FixtureRequest) -> Iterator[None]:
     """The devices of a test that has the marker and no fixture of ours."""
     with _lend(request):
@@ -177,7 +169,7 @@ def _lend(
     """Give a test what its marker asks for, or skip it."""
     pool = session_pool(request.config)
     try:
-        wanted = wanted_by(request.node) or Wanted(pool.count)
+        wanted = markers.wanted_by(request.node) or markers.Wanted(pool.count)
     except ValueError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     if wanted.count > pool.count:

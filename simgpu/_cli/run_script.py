@@ -15,13 +15,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.machinery import (
-    BuiltinImporter,
-    ModuleSpec,
-    PathFinder,
-    SourceFileLoader,
-    SourcelessFileLoader,
-)
+from importlib import machinery
 from typing import TYPE_CHECKING, Any
 
 from simgpu._util.naming import plural
@@ -41,15 +35,15 @@ if TYPE_CHECKING:
 def begin_main() -> None:
     """Make `__main__` the empty module that `python` begins with; what is run fills it."""
     main: Any = types.ModuleType("__main__")
-    main.__builtins__, main.__loader__ = builtins, BuiltinImporter
+    main.__builtins__, main.__loader__ = builtins, machinery.BuiltinImporter
     if sys.version_info < (3, 14):  # which makes it when it is asked for
         main.__annotations__ = {}
     sys.modules["__main__"] = main
 
 
-def main_inside(path: str) -> ModuleSpec | None:
+def main_inside(path: str) -> machinery.ModuleSpec | None:
     """The module `__main__` in a folder or zip file; None if it has none, or is neither."""
-    spec = PathFinder.find_spec("__main__", [path])
+    spec = machinery.PathFinder.find_spec("__main__", [path])
     return spec if spec is not None and spec.has_location else None
 
 
@@ -67,17 +61,17 @@ def run_path(path: str) -> None:
     if spec is not None:
         _run_spec(spec)
         return
-    loader: SourceFileLoader | SourcelessFileLoader = SourceFileLoader("__main__", path)
+    loader: Any = machinery.SourceFileLoader("__main__", path)
     data = loader.get_data(path)
     if path.endswith(".pyc") or data.startswith(importlib.util.MAGIC_NUMBER):
-        loader = SourcelessFileLoader("__main__", path)
+        loader = machinery.SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
     else:
         code = _compiled(data, path)  # by its get_code, there would be bytecode beside it
     _run_code(code, __file__=path, __cached__=None, __loader__=loader)
 
 
-def _module_spec(name: str) -> ModuleSpec | str:
+def _module_spec(name: str) -> machinery.ModuleSpec | str:
     """What runs as a module: its own spec, or that of a package's `__main__`; or why nothing does.
 
     Imports the packages around it, as `python -m` does.
@@ -113,7 +107,7 @@ def _compiled(source: str | bytes, name: str) -> types.CodeType:
     return code
 
 
-def _run_spec(spec: ModuleSpec) -> None:
+def _run_spec(spec: machinery.ModuleSpec) -> None:
     loader: Any = spec.loader
     module = importlib.util.module_from_spec(spec)  # which has the attributes of a module
     attributes = {name: value for name, value in vars(module).items() if name != "__name__"}

@@ -57,8 +57,6 @@ def capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]
     return [_bytes(entry) for entry in memory]
 
 
-# What draws random numbers on simulated devices: CUDA's generator, or the CPU's. Without torch.
-
 RNGS = "cuda", "host"
 """CUDA's generator and kernels; or the CPU's, with other numbers on each device."""
 
@@ -181,8 +179,6 @@ def _errors_begin_with(name: str | None) -> Iterator[None]:
     except ValueError as error:
         raise (ValueError(f"{name}: {error}") if name else error) from None
 
-
-# The environment variables that give a process simulated devices, and how they are read.
 
 COUNT = "SIMGPU_DEVICE_COUNT"
 MEMORY = "SIMGPU_DEVICE_MEMORY"

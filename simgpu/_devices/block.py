@@ -163,13 +163,9 @@ def _start(
     return [torch.device(name, index) for index in range(options.count)]
 
 
-# `simgpu.as_cuda(n)`: code written for CUDA runs on simulated devices, and is not rewritten.
-#
-# Within the block "cuda:1" is another name of simgpu:1. It is translated where a program names a
-# device, by the functions and methods that take one and, for all functions that make tensors, in
-# PyTorch's dispatcher. Where a program reads a device, it is shown as "cuda:1". The functions of
-# `torch.cuda` are those of `torch.simgpu`. All of it is in the tables of this folder and is
-# undone at the end of the block.
+# Within `simgpu.as_cuda(n)`, "cuda:1" is another name of simgpu:1. The patches of `_cuda` translate
+# it where a program names a device, and in PyTorch's dispatcher for all functions that make
+# tensors; where a program reads a device, they show it as "cuda:1".
 
 
 def as_cuda(
@@ -255,9 +251,6 @@ def _rename() -> Patches:
         patches.undo()
         raise
     return patches
-
-
-# Devices of a whole process.
 
 
 def start_process_devices(said_by: Mapping[str, str] | None = None) -> None:

@@ -28,8 +28,6 @@ from simgpu._fuzz.tally import Tally, sum_tallies
 from simgpu._util.interrupts import one_interrupt
 from simgpu._util.naming import plural
 
-# The progress line of a campaign, on standard error: how far it is, and how long it will take.
-
 # What TQDM_DISABLE, TQDM_ASCII and others say of other bars; an argument goes before them.
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("ascii", "colour", "lock_args", "ncols", "nrows", "position")),

@@ -23,8 +23,6 @@ from simgpu._fuzz.tally import Failure
 from simgpu._strategies.examples import DrawnTensor, node_id, text_of
 from simgpu._strategies.networks import Network
 
-# Python source for the values of a failing example: what makes a regression test.
-
 PLAIN = (int, float, str, bytes, bool, range, type(None))
 
 

@@ -18,8 +18,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from simgpu._fuzz.tally import Failure, Tally
 from simgpu._util.naming import plural
 
-# The map of the report: for each batch and number of devices, how many examples had them.
-
 WIDEST = 64
 """The largest batch with a column of its own; one more column is for all larger ones."""
 

@@ -20,8 +20,6 @@ from simgpu._fuzz.tally import sum_tallies
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-# Where hypothesis keeps failing examples: a folder, or a Redis server that machines share.
-
 
 def database_of(where: str) -> ExampleDatabase:
     """Return the store of examples that `--database` names: a folder or a redis:// address."""

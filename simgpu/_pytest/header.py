@@ -15,23 +15,11 @@ import pytest
 from simgpu._pytest import pools
 from simgpu._pytest.markers import FIXTURES, WANTED_PROPERTY, properties
 from simgpu._pytest.options import SessionOptions, read_options
-from simgpu._pytest.pools import (
-    CudaPool,
-    Pool,
-    choose_pool,
-    describe,
-    group_size,
-    is_chosen,
-    session_pool,
-    simulated_pool,
-)
 from simgpu._strategies.examples import text_of
 from simgpu._util import naming
 
 # Where an NVIDIA or AMD driver is visible, so that the header needs no import of torch.
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", r"C:\Windows\System32\nvcuda.dll")
-
-
 # Read by torch.cuda.is_available.
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -56,14 +44,14 @@ def active_options(options: SessionOptions) -> list[str]:
 
 def _devices(config: pytest.Config) -> str:
     options = read_options(config)
-    if not is_chosen(config):
-        simulated = simulated_pool(options).describe()
+    if not pools.is_chosen(config):
+        simulated = pools.simulated_pool(options).describe()
         if not any(map(os.path.exists, DRIVER_FILES)):
             return simulated
         if "torch" not in sys.modules:
             return f"real GPUs if torch finds two or more, else {simulated}"
     with _cuda_is_not_started():
-        pool = session_pool(config) if is_chosen(config) else choose_pool(options)
+        pool = pools.session_pool(config) if pools.is_chosen(config) else pools.choose_pool(options)
         return f"{pool.describe()}{_sharing(config, pool)}"
 
 
@@ -79,22 +67,19 @@ def _cuda_is_not_started() -> Iterator[None]:
         yield
 
 
-def _sharing(config: pytest.Config, pool: Pool) -> str:
+def _sharing(config: pytest.Config, pool: pools.Pool) -> str:
     """The notice about the workers that this process is going to start."""
     workers = getattr(config.option, "numprocesses", None)
-    if not isinstance(pool, CudaPool) or not isinstance(workers, int) or workers < 2:
+    if not isinstance(pool, pools.CudaPool) or not isinstance(workers, int) or workers < 2:
         return ""
     if not pool.distinct:
         return f"; {workers} workers share it, and each has 1/{workers} of its memory"
     gpus = pools.gpu_count()
-    return f"; {describe(workers, gpus, group_size(read_options(config), gpus))}"
+    return f"; {pools.describe(workers, gpus, pools.group_size(read_options(config), gpus))}"
 
 
-# Add a hint to the report of a test that failed because it used a device that is not there.
-#
-# The error comes from torch or from simgpu, and neither knows that pytest runs it. So the report
-# gets a section below the error, which names the fixture, the marker or the option that the test
-# needs.
+# Hints for tests that failed because a device is not there: the error comes from torch or from
+# simgpu, and neither knows that pytest runs it.
 
 # Errors of torch about "cuda" where there is none: a build for the CPU, and one with CUDA.
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver")

@@ -109,8 +109,6 @@ def _name_in(description: str) -> str:
     return description.partition(":")[0].partition("(")[0].strip()
 
 
-# Tests that need more devices than there are: skipped, and counted at the end of the session.
-
 WANTED_PROPERTY = "devices wanted"
 
 

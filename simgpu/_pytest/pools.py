@@ -1,7 +1,8 @@
 """Pools of devices, real or simulated, and the choice of one for the session's options.
 
-Another kind of device is another class with the three members of :class:`Pool`, and one more line
-in :func:`simgpu._pytest.pools.choose_pool`.
+A pool has a `count`, and says whether all of them are `distinct`. It can `describe()` itself for
+the header line, and `lend(count, scope)` devices in a fresh state, for the length of a test, module
+or session. Another kind of device is another such class, and one more line in `choose_pool`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pytest
 
@@ -28,21 +29,6 @@ if TYPE_CHECKING:
 
 Scope = Literal["session", "module", "function"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)  # from the widest
-
-
-class Pool(Protocol):
-    """The devices of a session, and how one test borrows some of them."""
-
-    count: int
-    distinct: bool
-
-    def describe(self) -> str:
-        """Return the words of the header line."""
-
-    def lend(
-        self, count: int, scope: Scope = "function"
-    ) -> contextlib.AbstractContextManager[list[torch.device]]:
-        """Give `count` devices in a fresh state for the length of a test, module or session."""
 
 
 def fixture_name(scope: Scope) -> str:
@@ -281,8 +267,7 @@ def use_one_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-# Which devices a session gets for its options, and the errors where it cannot have them.
-
+Pool = CudaPool | SimulatedPool
 _SESSION_POOL = pytest.StashKey[Pool]()
 
 
@@ -307,7 +292,10 @@ def choose_pool(options: SessionOptions) -> Pool:
     """
     _check_combination(options)
     if options.oversubscribe:
-        return _slots_on_one_gpu(options)
+        if gpu_count() == 0:
+            raise pytest.UsageError("--oversubscribe needs a real GPU, and torch finds none here")
+        worker = options.worker or Worker(0, 1)
+        return CudaPool([0] * options.count_or_default, worker.index, worker.count)
     if options.as_cuda or options.kind == "simgpu" or _only_simulated(options):
         return simulated_pool(options)
     gpus = gpu_count()
@@ -362,13 +350,6 @@ def _check_combination(options: SessionOptions) -> None:
             "--oversubscribe puts several slots on one real GPU: it cannot be combined with "
             "--devices simgpu, which has as many devices as --device-count asks for"
         )
-
-
-def _slots_on_one_gpu(options: SessionOptions) -> Pool:
-    if gpu_count() == 0:
-        raise pytest.UsageError("--oversubscribe needs a real GPU, and torch finds none here")
-    worker = options.worker or Worker(0, 1)
-    return CudaPool([0] * options.count_or_default, worker.index, worker.count)
 
 
 def _real_gpus(options: SessionOptions, gpus: int) -> Pool:

@@ -69,9 +69,6 @@ def within_limits(least: int, most: int, of: str = "devices") -> tuple[int, int]
     return (low, high) if low <= high else (least, most)
 
 
-# `strategies.Drawn`: gives a regression test the values that hypothesis drew, in order.
-
-
 class Drawn:
     """Takes the role of hypothesis's `data` in a regression test: gives the values in order."""
 
@@ -95,18 +92,12 @@ class DrawnTensor(NamedTuple):
     layout: str
 
 
-# What an error of somebody else's says of itself, also where saying it fails.
-
-
 def text_of(error: BaseException) -> str:
     """Return the text of an error, or what Python's tracebacks have in place of one that fails."""
     try:
         return str(error)
     except Exception:
         return "<exception str() failed>"
-
-
-# `strategies.load_module`: a file of tests as a module, where no import finds it.
 
 
 def load_module(beside: str, path: str) -> ModuleType:
@@ -149,9 +140,6 @@ def _load(root: Path, path: Path) -> ModuleType:
         del sys.modules[spec.name]
         raise
     return module
-
-
-# The node id of a test for the folder that pytest was started in, where it is run again.
 
 
 def node_id(item: Any, start: str | Path) -> str:

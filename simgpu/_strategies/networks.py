@@ -8,8 +8,6 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-# Values for test tensors: the same on every machine, exact in their dtype or made to round.
-
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     if isinstance(dtype, torch.dtype):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu import pytest_plugin
 from simgpu._core import hooks, world
+from simgpu._pytest import markers
 from simgpu._pytest.markers import Wanted, skip_lines
 from simgpu._pytest.pools import SCOPES, CudaPool, SimulatedPool
 
@@ -24,11 +25,8 @@ def test_a_marker_gets_what_it_asks_for_or_skips(cuda, ordinals, count, distinct
     request = SimpleNamespace(config=None, node=SimpleNamespace(user_properties=[]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pytest_plugin, "session_pool", lambda _: pool)
-        patch.setattr(
-            pytest_plugin,
-            "wanted_by",
-            lambda _: Wanted(count, distinct=distinct, at_least=at_least),
-        )
+        wanted = Wanted(count, distinct=distinct, at_least=at_least)
+        patch.setattr(markers, "wanted_by", lambda _: wanted)
         twice = len(set(ordinals)) < len(ordinals)
         if count > len(ordinals) or (distinct and twice):
             with pytest.raises(pytest.skip.Exception) as skipped:
