@@ -160,7 +160,7 @@ def _start(
     if as_cuda:
         ends.callback(_rename().undo)
     name = "cuda" if as_cuda else DEVICE_TYPE
-    return [torch.device(name, index) for index in range(options.count)]
+    return [torch.device(name, index) for index in range(world.device_count())]
 
 
 # Within `simgpu.as_cuda(n)`, "cuda:1" is another name of simgpu:1. The patches of `_cuda` translate
