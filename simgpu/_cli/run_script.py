@@ -264,9 +264,8 @@ def overlapping(seed: int | None) -> Iterator[Asynchronous]:
     try:
         yield executor
     except SystemExit as ended:
-        if ended.code:
-            raise
-        _finish(executor)
+        if not ended.code:
+            _finish(executor)
         raise
     _finish(executor)
 

@@ -109,7 +109,9 @@ def add_options(parser: pytest.Parser) -> None:
         help=f"how many devices a test can have (default: {DEFAULT_COUNT}, or the GPUs here)",
     )
     for name in config_options.VARIABLES:
-        add(f"--device-{name}", name, **ARGUMENTS[name])
+        arguments = ARGUMENTS[name]
+        short = "" if name == "memory" else f"; also --{name}, where the suite has no such option"
+        add(f"--device-{name}", name, **{**arguments, "help": arguments["help"] + short})
     add(
         "--oversubscribe",
         "oversubscribe",
