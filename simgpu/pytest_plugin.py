@@ -20,7 +20,7 @@ from simgpu._pytest.header import add_hint, cuda_lines, header_line, note_want_o
 from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope, needs_no_torch, session_pool
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
-from simgpu._pytest.ranks import Run, lend_ranks, tell_if_unused
+from simgpu._pytest.ranks import Run, fail_if_unused, lend_ranks
 from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     markers.give_devices_if_marked(item)
-    tell_if_unused(item)
+    fail_if_unused(item)
     markers.read_markers(item)
     repeats.wrap_by_options(item, markers.options_for(item))
 

@@ -200,7 +200,7 @@ def run_script(program: Program, options: argparse.Namespace) -> None:
     try:
         with contextlib.ExitStack() as stack:
             if options.races:
-                stack.enter_context(told_of_races())
+                stack.enter_context(reporting_races())
             if options.lazy or options.async_seed is not None:
                 stack.enter_context(overlapping(options.async_seed))
             _run(program)
@@ -276,7 +276,7 @@ def _finish(executor: Asynchronous) -> None:
 
 
 @contextlib.contextmanager
-def told_of_races() -> Iterator[None]:
+def reporting_races() -> Iterator[None]:
     """Report the races of a program on stderr; it then ends with status 1, or its own if not 0.
 
     "no race" is printed too, to show that the program was watched.

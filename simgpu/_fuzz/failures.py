@@ -226,8 +226,8 @@ class Kind(Exception):
     """The context of a failed assertion: what it says, without values.
 
     Of "The values for attribute 'shape' do not match: [2] != [3]" the words remain: a property
-    that compares in one line may find a wrong shape, and behind it wrong values. Hypothesis tells
-    failures apart by type, line and context; so each kind has a type of its own.
+    that compares in one line may find a wrong shape, and behind it wrong values. Hypothesis
+    separates failures by type, line and context; so each kind has a type of its own.
     """
 
     message = ""
@@ -242,7 +242,7 @@ def _kind(words: str) -> Kind:
 MOST_KINDS = 3  # of one property: more are other values, not other mistakes
 
 
-def tell_kinds_apart(error: BaseException, kinds: set[str]) -> None:
+def separate_kinds(error: BaseException, kinds: set[str]) -> None:
     """Make hypothesis shrink and report each kind of failure of an assertion, up to 3 of them."""
     if not isinstance(error, AssertionError) or error.__context__ is not None:
         return

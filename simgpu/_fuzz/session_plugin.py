@@ -1,7 +1,7 @@
 """The pytest plugin inside the sessions of `simgpu fuzz` and `simgpu replay` (loaded by `-p`).
 
-It keeps only the properties, gives each its share of the time or of the examples, and lets a
-recorder count what they try. Properties are reached in the two ways that hypothesis has for
+It keeps only the properties, gives each its share of the time or of the examples, and has a
+recorder that counts what they try. Properties are reached in the two ways that hypothesis has for
 plugins: `hypothesis.inner_test` and settings profiles. What needs torch is imported where tests are
 collected: the process that hands them out to several jobs does without.
 """
@@ -107,7 +107,7 @@ class ExampleRecorder:
                 raise
             except _FAILED as error:
                 self._failing = True
-                failures.tell_kinds_apart(error, self._kinds)
+                failures.separate_kinds(error, self._kinds)
                 self._failed.update(set(self._combinations))
                 self.tally.failed.update(set(self._combinations))
                 last = self._combinations[-1] if self._combinations else None
@@ -249,9 +249,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
     session = item.config.stash[_SETTINGS]
     test = getattr(item.obj, "__func__", item.obj)
-    told = getattr(test, _OF_TEST, None)
-    if told is not None:  # what the campaign was asked for wins over the test's own number
-        setattr(test, _OF_TEST, settings(told, max_examples=_most(session)))
+    own = getattr(test, _OF_TEST, None)
+    if own is not None:  # what the campaign was asked for wins over the test's own number
+        setattr(test, _OF_TEST, settings(own, max_examples=_most(session)))
     blob = session.blob
     if blob is not None:
         hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)

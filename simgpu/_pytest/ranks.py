@@ -51,7 +51,7 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
         yield functools.partial(simgpu.ranks, count)
 
 
-def tell_if_unused(item: pytest.Item) -> None:
+def fail_if_unused(item: pytest.Item) -> None:
     """Fail a test that gives a number of ranks and takes no fixture that runs them.
 
     The marker of a class or a module applies to those of its tests that take the fixture.

@@ -332,7 +332,7 @@ def _under_schedules(step: Callable[[], Any], n: int, token: str | None, item: p
             return
         failed = shortened(once, last)
         assert failed.error is not None
-        _tell(failed, item)
+        _report(failed, item)
         raise failed.error
 
 
@@ -366,7 +366,7 @@ def _under_drawn_schedules(
                 return  # the token belongs to another example, or the test has changed
             if drawing.is_final and isinstance(done.error, _FAILURES) and not token:
                 done = _shortest(step, done)
-                _tell(done, item)
+                _report(done, item)
             strategies_examples.scheduled(done.switches, done.token)
             if done.error is not None:
                 raise done.error
@@ -411,7 +411,7 @@ def _shortest(step: functools.partial[Any], failed: Any) -> Any:
     return shortened(functools.partial(_once, step), failed)
 
 
-def _tell(failed: Any, item: pytest.Item | None) -> None:
+def _report(failed: Any, item: pytest.Item | None) -> None:
     """Report how to repeat a schedule that failed, and record its test."""
     if item is not None:
         _remember(failed.token, item)

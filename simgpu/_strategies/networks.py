@@ -49,8 +49,8 @@ def ordinary_values(
     """Return a CPU tensor of normal numbers times 2**-magnitudes to 2**magnitudes.
 
     Sums of them have to round, so they show the order of a summation; integers and booleans are
-    rounded towards zero from the same numbers (times 8). PyTorch's CPU generator makes them, from
-    `seed` alone.
+    rounded towards zero from the same numbers (times 8). PyTorch's CPU generator makes them, only
+    from `seed`.
     """
     kind = _dtype(dtype)
     if kind.is_complex:

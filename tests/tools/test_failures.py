@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simgpu._fuzz import session_plugin
-from simgpu._fuzz.failures import MOST_KINDS, location, name_of, tell_kinds_apart
+from simgpu._fuzz.failures import MOST_KINDS, location, name_of, separate_kinds
 from simgpu._fuzz.session_plugin import ExampleRecorder
 from simgpu._fuzz.sessions import SessionSettings
 from simgpu._fuzz.tally import sum_tallies
@@ -223,7 +223,7 @@ def reported(test):
         try:
             test(number)
         except Exception as error:
-            tell_kinds_apart(error, kinds)
+            separate_kinds(error, kinds)
             raise
 
     numbers = st.integers(0, 99)

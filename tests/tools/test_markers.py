@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._pytest.markers import fail_if_wrong, is_ours
-from simgpu._pytest.ranks import DESCRIPTION, tell_if_unused
+from simgpu._pytest.ranks import DESCRIPTION, fail_if_unused
 
 WRONG = """
 import pytest, torch
@@ -166,7 +166,7 @@ def item_of(test, count, marked="test", theirs=None, fixtures=()):
 
 
 def check_told(item, test, count, is_wrong):
-    tell_if_unused(item)
+    fail_if_unused(item)
     if is_wrong:
         name = test.__name__
         reported = rf"it.py::{name}: @pytest.mark.ranks\({count}\): .*def {name}\(ranks\)"

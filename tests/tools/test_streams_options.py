@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._cli.run_script import _after_our_frames, overlapping, told_of_races
+from simgpu._cli.run_script import _after_our_frames, overlapping, reporting_races
 from simgpu._explore.asynchronous import executor as asynchronous_executor
 from simgpu._pytest.header import active_options
 from simgpu._pytest.options import add_options, options_in
@@ -89,7 +89,7 @@ def test_how_many_races_a_program_had_is_said(waits, code):
     ended = "no exit"
     with contextlib.redirect_stderr(io.StringIO()) as caught:
         try:
-            with simgpu.devices(1), told_of_races():
+            with simgpu.devices(1), reporting_races():
                 for each in waits:
                     y = torch.ones(3, device="simgpu:0") + 1
                     side = torch.simgpu.Stream()
