@@ -53,11 +53,6 @@ def let_guard_know(guard: Table) -> None:
         world.set_unchecked_current_device(outer)
 
 
-def let_cpp_count_devices() -> None:
-    """Make C++ know how many devices there are, once autograd's engine has been at work."""
-    guard_code.set_device_count(len(world.active_devices))
-
-
 class _Devices(Instrument):
     """Reports to C++ whether there are simulated devices, which then are its accelerator."""
 
@@ -68,18 +63,13 @@ class _Devices(Instrument):
 def let_cpp_choose_accelerator(key: guard_code.ThreadKey) -> None:
     """On a build with CUDA, make simulated devices C++'s accelerator only while there are some.
 
-    Until `let_cuda_be_accelerator`, they are it in any case.
+    Until `install` is done, they are it in any case.
     """
     if not torch._C._has_cuda or not accelerator_choice.install(key, thread_rows.ACCELERATOR):
         return
     accelerator_choice.set_devices_exist(True)
     world.let_cuda_be_there()
     core_hooks.add(_Devices())
-
-
-def let_cuda_be_accelerator() -> None:
-    """Make CUDA be C++'s accelerator, if it is there, until there are simulated devices."""
-    accelerator_choice.set_devices_exist(False)
 
 
 PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1

@@ -66,7 +66,7 @@ def _install_in_order() -> None:
     from simgpu._core import world
     from simgpu._distributed import c10d_kernels
     from simgpu._memory import pinned
-    from simgpu._native import guard_code, reducer_timers, vtables
+    from simgpu._native import accelerator_choice, guard_code, reducer_timers, vtables
     from simgpu._ops import autocast, registry
     from simgpu._util import thread_rows
 
@@ -98,7 +98,7 @@ def _install_in_order() -> None:
     for file in torch_patches():
         Patches().apply(file.PATCHES)
     world.watch_forks()
-    backend_guard.let_cuda_be_accelerator()  # what was tried out above is about simulated devices
+    accelerator_choice.set_devices_exist(False)  # what was tried out above is about simulated ones
     # torch.compile finds what `torch.get_device_module` returned by the last part of its name.
     namespace.__name__ = f"torch.{DEVICE_TYPE}"
     # Last, since it marks the functions of all modules that have been imported by now.

@@ -1,7 +1,7 @@
 """`torch.cuda.CUDAGraph` under `as_cuda`: work that is recorded once and replayed.
 
 `torch.cuda.graph` and `torch.cuda.make_graphed_callables` are PyTorch's own and use this class.
-What a capture records and forbids is in `simgpu._cuda.graphs` and `simgpu._core.captures`.
+What a capture forbids is in `simgpu._core.captures`.
 """
 
 from __future__ import annotations
@@ -146,12 +146,9 @@ class Graph:
     """The kernels and copies of one capture, in their order."""
 
     def __init__(self) -> None:
-        self._work: list[tuple[Kernel, int, Any, Any, Any, Node] | _Move | _EventNode] = []
+        self.work: list[tuple[Kernel, int, Any, Any, Any, Node] | _Move | _EventNode] = []
         self.nodes = 0  # how many kernels and copies
         self._identity = object()  # not the graph, which its own nodes would keep alive
-
-    def __len__(self) -> int:
-        return len(self._work)
 
     def append(
         self, about: Launch, memory: _Memory, outputs: list[Tensor], branch: int, known: list[int]
@@ -170,17 +167,13 @@ class Graph:
         reads = about.kind != "copy"
         args = tuple(memory.own(v, reads and id(v) not in changed) for v in about.args)
         kwargs = {k: memory.own(v, reads and id(v) not in changed) for k, v in about.kwargs.items()}
-        self._work.append((kernel, about.device.index, args, kwargs, route, node))
-
-    def append_aside(self, work: _Move | _EventNode) -> None:
-        """Record what is no kernel and no copy."""
-        self._work.append(work)
+        self.work.append((kernel, about.device.index, args, kwargs, route, node))
 
     def replay(self) -> None:
         """Launch it all again, on the current streams."""
-        moved = [work.stream for work in self._work if isinstance(work, _Move)]
+        moved = [work.stream for work in self.work if isinstance(work, _Move)]
         starts = {id(stream): stream.get_offset() for stream in moved}
-        for work in self._work:
+        for work in self.work:
             if isinstance(work, _Move):
                 work.stream.set_offset((starts[id(work.stream)] + work.offset) % 2**64)
             elif isinstance(work, _EventNode):
@@ -248,11 +241,11 @@ class Recording(Capture):
     def go_on_at(self, stream: Stream, offset: int) -> None:
         self._remember_state(stream)
         super().go_on_at(stream, offset)
-        self._graph.append_aside(_Move(stream, offset))
+        self._graph.work.append(_Move(stream, offset))
 
     def add_event(self, event: torch.Event, index: int, records: bool) -> None:
         """Have replays record an event, or wait for it, on the current stream of a device."""
-        self._graph.append_aside(_EventNode(event, index, records))
+        self._graph.work.append(_EventNode(event, index, records))
 
     def computed(self, launch: Launch, result: Any) -> None:
         queue = launch.device.index, launch.stream
@@ -276,7 +269,7 @@ class Recording(Capture):
         known = []
         for key, count in clock.items():
             nodes = self._nodes.get(key, [])
-            place = bisect.bisect(nodes, (count, len(self._graph)))
+            place = bisect.bisect(nodes, (count, len(self._graph.work)))
             if place:
                 known.append(nodes[place - 1][1])
         return known
@@ -414,7 +407,7 @@ class CUDAGraph:
         graph = recording.end()
         if recording.origin != streams.key_of(stream):
             raise CaptureError("Capture must end on the same stream it began on.")
-        if not len(graph):
+        if not graph.work:
             warnings.warn(
                 "The CUDA Graph is empty. This usually means that the graph was attempted to be "
                 "captured on wrong device or stream.",

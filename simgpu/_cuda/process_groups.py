@@ -137,11 +137,6 @@ def _name_once(patches: Patches) -> None:
             )
 
 
-def _has_nccl() -> bool:
-    """Whether this build of PyTorch has NCCL itself."""
-    return distributed.is_available() and distributed.is_nccl_available()
-
-
 for _module in _MODULES:
     PATCHES.add(f"{_module}.is_nccl_available", value=lambda: True, optional=True, why=_WHY_NCCL)
 for _module in (*_MODULES, "torch._C._distributed_c10d"):
@@ -158,7 +153,7 @@ PATCHES.add(
     "torch.distributed.distributed_c10d._NCCL_AVAILABLE",
     value=True,
     optional=True,
-    kept=_has_nccl(),
+    kept=distributed.is_available() and distributed.is_nccl_available(),
     why=_WHY_NCCL,
 )
 PATCHES.add("torch.cuda.nccl.version", value=lambda: nccl.VERSION, why=_WHY_NCCL)

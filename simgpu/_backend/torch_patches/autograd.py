@@ -33,8 +33,9 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils._python_dispatch import _disable_current_modes
 
-from simgpu._backend.guard import deferred_errors, let_cpp_count_devices
+from simgpu._backend.guard import deferred_errors
 from simgpu._core import streams, world
+from simgpu._native import guard_code
 from simgpu._ops import autocast
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Table
@@ -46,18 +47,19 @@ PATCHES = Table()
 #
 # The kernels that cast are in `simgpu._ops.autocast`.
 
-_stock_clear_cache = torch.clear_autocast_cache
 _stock_get_fastpath = torch.backends.mha.get_fastpath_enabled
 
 
-@PATCHES.replace(
+@PATCHES.around(
     "torch.clear_autocast_cache",
     why="the casts of parameters that the device's kernels keep end with the outermost region",
 )
-def _clear_autocast_cache() -> None:
+def _clear_autocast_cache(
+    stock: Callable[..., Any],
+) -> None:
     """`torch.clear_autocast_cache`, which every outermost region calls when it is left."""
     autocast.clear_cache()
-    _stock_clear_cache()
+    stock()
 
 
 @PATCHES.replace(
@@ -216,7 +218,7 @@ def _let_engine_know_devices() -> None:
                 _start_engine()
                 _has_started = True
     if _has_started:
-        let_cpp_count_devices()
+        guard_code.set_device_count(len(world.active_devices))
 
 
 @PATCHES.wrap(

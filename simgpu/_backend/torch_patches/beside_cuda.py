@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -67,9 +68,7 @@ def _by_kind(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not world.active_devices or not world.may_be_cuda():
         return stock(*args, **kwargs)
     kind = _kind([*args, *kwargs.values()])
-    if kind == NEITHER:
-        return stock(*args, **kwargs)
-    with world.taken(kind):
+    with nullcontext() if kind == NEITHER else world.taken(kind):
         return stock(*args, **kwargs)
 
 

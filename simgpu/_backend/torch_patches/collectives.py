@@ -19,7 +19,6 @@ import torch
 import torch.cuda.nccl
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.distributed_c10d import Backend
-from torch.nn.parallel import _functions
 
 from simgpu import comm
 from simgpu._backend.torch_patches.routing import as_in_cpp, routed
@@ -349,23 +348,20 @@ def _simulated(argument: Any, *_: Any, **__: Any) -> bool:
     return any(_simulated(item) for item in argument)
 
 
-@PATCHES.replace(
+@PATCHES.around(
     "torch.nn.parallel._functions._get_stream",
     why="scatter copies from the CPU on a stream of its own per device, as on CUDA",
 )
-def _background_stream(device: torch.device) -> torch.Stream | None:
+def _background_stream(stock: Callable[..., Any], device: torch.device) -> Any:
     """The stream on which torch.nn.parallel copies from the CPU; one for each device."""
     if not world.is_simulated():
-        return _their_background_stream(device)
+        return stock(device)
     if device.type != DEVICE_TYPE:
         return None
     owner = world.device(device.index)
     if owner.background_stream is None:
         owner.background_stream = Stream(device)
     return owner.background_stream
-
-
-_their_background_stream: Callable[[torch.device], torch.Stream | None] = _functions._get_stream
 
 
 for _ours in (

@@ -42,15 +42,7 @@ def _is_on_devices(model: Any, inputs: Any, *_: Any, **__: Any) -> bool:
     return _on_devices(model, inputs) is not None
 
 
-def _wrapper_is_on_devices(_: Any, model: Any, inputs: Any, **__: Any) -> bool:
-    return _is_on_devices(model, inputs)
-
-
 def _run_op_by_op(model: torch.fx.GraphModule, *_: Any, **__: Any) -> Any:
-    return model.forward
-
-
-def _run_wrapped_op_by_op(_: Any, model: torch.fx.GraphModule, *__: Any, **___: Any) -> Any:
     return model.forward
 
 
@@ -60,7 +52,7 @@ def _refuse(model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
 
 PATCHES.add(
     "torch._TorchCompileInductorWrapper.__call__",
-    wrap=routed(_run_wrapped_op_by_op, _wrapper_is_on_devices),
+    wrap=routed(lambda _, *args: _run_op_by_op(*args), lambda _, *args: _is_on_devices(*args)),
     why="the default backend of torch.compile has no kernels for devices: they run op by op",
 )
 PATCHES.add(

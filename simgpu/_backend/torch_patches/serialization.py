@@ -18,20 +18,18 @@ from simgpu._util.patching import Patches, Table
 PATCHES = Table()
 LOADING = Table()
 
-_has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 
-
-@PATCHES.replace(
+@PATCHES.around(
     "torch._C._has_storage",
     why="torch.save writes sparse and nested tensors part by part, as on CUDA",
 )
-def _is_written_by_its_parts(tensor: torch.Tensor) -> bool:
+def _is_written_by_its_parts(stock: Callable[..., Any], tensor: torch.Tensor) -> bool:
     """`torch._C._has_storage`, which decides how a tensor of a registered device type is saved.
 
     Where it is false, PyTorch saves the values as a numpy array, which sparse and nested tensors do
     not have. Where it is true, they are saved as the tensors that they are made of, as on CUDA.
     """
-    return _has_storage(tensor) or tensor.device.type == DEVICE_TYPE
+    return stock(tensor) or tensor.device.type == DEVICE_TYPE
 
 
 def _refuse(storage: Any, location: str) -> None:

@@ -8,6 +8,7 @@ counted in the same ledger as any other tensor's.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.queues
 import os
 import sys
@@ -39,13 +40,6 @@ _WHY_ALLOCATOR = "C++ would ask the device's allocator, which a device type in P
 _WHY_COPY = "storages come to the CPU by the device's copy, even when the devices are gone"
 
 _StorageBase: Any = torch._C.StorageBase
-_stock_getitem: Any = UntypedStorage.__getitem__
-_stock_new: Any = _StorageBase.new
-_stock_resize: Any = _StorageBase.resize_
-_stock_resizable: Any = _StorageBase.resizable
-_stock_is_shared: Any = UntypedStorage.is_shared
-_stock_cpu: Any = UntypedStorage.cpu
-_stock_to: Any = UntypedStorage.to
 
 
 def _is_simulated(storage: UntypedStorage) -> bool:
@@ -86,59 +80,61 @@ def _checked(size: int) -> int:
     return size
 
 
-@PATCHES.replace("torch.UntypedStorage.new", why=_WHY_ALLOCATOR)
-def _new(self: UntypedStorage) -> Any:
+@PATCHES.around("torch.UntypedStorage.new", why=_WHY_ALLOCATOR)
+def _new(stock: Callable[..., Any], self: UntypedStorage) -> Any:
     """`storage.new()`: an empty storage on the same device."""
     if not _is_simulated(self):
-        return _stock_new(self)
+        return stock(self)
     return new_storage(0, self.device.index)
 
 
-@PATCHES.replace(
+@PATCHES.around(
     "torch.UntypedStorage.__getitem__",
     why="the memory of a slice has to outlive a resize of the storage",
 )
-def _getitem(self: UntypedStorage, index: Any) -> Any:
+def _getitem(stock: Callable[..., Any], self: UntypedStorage, index: Any) -> Any:
     """`storage[i]`, and `storage[i:j]`, which is a storage over the same memory."""
     if isinstance(index, slice) and _is_simulated(self):
         mark_exported(self)
-    return _stock_getitem(self, index)
+    return stock(self, index)
 
 
-@PATCHES.replace("torch.UntypedStorage.resize_", why=_WHY_ALLOCATOR)
-def _resize(self: UntypedStorage, size: int) -> Any:
+@PATCHES.around("torch.UntypedStorage.resize_", why=_WHY_ALLOCATOR)
+def _resize(stock: Callable[..., Any], self: UntypedStorage, size: int) -> Any:
     """`storage.resize_(bytes)`."""
     if not _is_simulated(self):
-        return _stock_resize(self, size)
+        return stock(self, size)
     if isinstance(size, bool) or not isinstance(size, int):
         raise RuntimeError(f"resize_ expects an int (bytes), got {type(size).__name__}")
     resize_storage(self, _checked(size))
     return self
 
 
-@PATCHES.replace("torch.UntypedStorage.resizable", why=_WHY_ALLOCATOR)
-def _resizable(self: UntypedStorage) -> bool:
+@PATCHES.around("torch.UntypedStorage.resizable", why=_WHY_ALLOCATOR)
+def _resizable(stock: Callable[..., Any], self: UntypedStorage) -> bool:
     """`storage.resizable()`."""
-    return _is_simulated(self) or _stock_resizable(self)
+    return _is_simulated(self) or stock(self)
 
 
-@PATCHES.replace(
+@PATCHES.around(
     "torch.UntypedStorage.is_shared",
     why="older releases answer True only for CUDA's storages, not for any device's",
 )
-def _is_shared(self: UntypedStorage) -> bool:
+def _is_shared(stock: Callable[..., Any], self: UntypedStorage) -> bool:
     """`storage.is_shared()`: yes, for other processes can have it, as those of CUDA."""
-    return _is_simulated(self) or _stock_is_shared(self)
+    return _is_simulated(self) or stock(self)
 
 
-@PATCHES.replace("torch.UntypedStorage.cpu", why=_WHY_COPY)
-def _cpu(self: UntypedStorage) -> UntypedStorage:
+@PATCHES.around("torch.UntypedStorage.cpu", why=_WHY_COPY)
+def _cpu(stock: Callable[..., Any], self: UntypedStorage) -> UntypedStorage:
     """`storage.cpu()`, which works for memory whose devices are gone, too: it can be saved."""
-    return copy_to_host(self) if _is_simulated(self) else _stock_cpu(self)
+    return copy_to_host(self) if _is_simulated(self) else stock(self)
 
 
-@PATCHES.replace("torch.UntypedStorage.to", why=_WHY_COPY)
-def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
+@PATCHES.around("torch.UntypedStorage.to", why=_WHY_COPY)
+def _to(
+    stock: Callable[..., Any], self: UntypedStorage, *, device: Any, non_blocking: bool = False
+) -> Any:
     """`storage.to(device=...)`; what comes to the host without blocking comes pinned."""
     target = torch.device(device)
     if _is_simulated(self) and target.type == "cpu":
@@ -146,7 +142,7 @@ def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any
         if non_blocking:
             state_of(host).pinned = True
         return host
-    return _stock_to(self, device=target, non_blocking=non_blocking)
+    return stock(self, device=target, non_blocking=non_blocking)
 
 
 @PATCHES.replace(
@@ -212,7 +208,7 @@ def reduce_storage(storage: torch.UntypedStorage) -> _Reduced:
 
 
 def _send_or_raise(
-    value: Any, reduce: Callable[[Any], _Reduced], stock: Callable[[Any], Any]
+    reduce: Callable[[Any], _Reduced], stock: Callable[[Any], Any], value: Any
 ) -> Any:
     """Reduce a tensor or storage, by PyTorch's own function where it is on no simulated device."""
     if value.device.type != DEVICE_TYPE:
@@ -252,8 +248,4 @@ def _register_reducers(_: Patches) -> None:
         stock = getattr(reductions, stock_name)
         for kind, reduce in list(reducers.items()):
             if reduce is stock:
-                ForkingPickler.register(kind, _reducer(ours, stock))
-
-
-def _reducer(ours: Callable[[Any], _Reduced], stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: _send_or_raise(value, ours, stock)
+                ForkingPickler.register(kind, functools.partial(_send_or_raise, ours, stock))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,18 +70,15 @@ def _generate_storage_methods(_: Patches) -> None:
 
 # `torch.utils.dlpack`: export tensors of simulated devices, as those of an extension device.
 
-_stock_dlpack: Any = torch.Tensor.__dlpack__
-_stock_dlpack_device: Any = torch.Tensor.__dlpack_device__
 
-
-@PATCHES.replace(
+@PATCHES.around(
     "torch.Tensor.__dlpack_device__",
     why="PyTorch refuses device types that it has no DLPack number for",
 )
-def dlpack_device(self: torch.Tensor) -> Any:
+def dlpack_device(stock: Callable[..., Any], self: torch.Tensor) -> Any:
     """`tensor.__dlpack_device__()`: an extension device, and its index."""
     if self.device.type != DEVICE_TYPE:
-        return _stock_dlpack_device(self)
+        return stock(self)
     return DLDeviceType.kDLExtDev, self.device.index
 
 
@@ -96,11 +94,11 @@ def _lent(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.requires_grad else tensor.detach()  # PyTorch refuses the former
 
 
-@PATCHES.replace(
+@PATCHES.around(
     "torch.Tensor.__dlpack__",
     why="the memory of a tensor that was exported has to outlive a resize of the tensor",
 )
-def dlpack(self: torch.Tensor, **options: Any) -> Any:
+def dlpack(stock: Callable[..., Any], self: torch.Tensor, **options: Any) -> Any:
     """`tensor.__dlpack__(...)`: only of the current device, as on CUDA."""
     current = world.current_device()
     if self.device.type == DEVICE_TYPE and self.device.index != current:
@@ -111,7 +109,7 @@ def dlpack(self: torch.Tensor, **options: Any) -> Any:
                 "Can't export tensors on a different CUDA device index. Expected: "
                 f"{self.device.index}. Current device: {current}."
             )
-    return _stock_dlpack(_lent(self), **options)
+    return stock(_lent(self), **options)
 
 
 @PATCHES.replace(
@@ -126,19 +124,17 @@ def to_dlpack(tensor: torch.Tensor) -> Any:
 #
 # So that a notebook, or the report of a failed assertion, shows what `with simgpu.devices(n)` left.
 
-_stock: Any = torch._tensor_str._tensor_str
 
-
-@PATCHES.replace(
+@PATCHES.around(
     "torch._tensor_str._tensor_str",
     why="a tensor whose device is gone can be copied to the host, and so can be printed",
 )
-def _tensor_str(self: torch.Tensor, indent: int) -> str:
+def _tensor_str(stock: Callable[..., Any], self: torch.Tensor, indent: int) -> str:
     """The numbers of a tensor, which PyTorch formats by kernels of its device."""
     device = self.device
     if device.type == DEVICE_TYPE and device.index >= world.device_count():
         self = _on_host(self)
-    text: str = _stock(self, indent)
+    text: str = stock(self, indent)
     return text
 
 

@@ -182,7 +182,7 @@ GRAPHS = [
     fault(
         "a replay draws from a state that was set later",
         "Recording.go_on_at",
-        drop_call("append_aside"),
+        drop_call("append"),
         STATES,
     ),
 ]
