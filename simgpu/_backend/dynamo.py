@@ -39,15 +39,7 @@ _imported = 0  # how many modules there were when this was last looked at
 _GRAPH_BREAKS = (
     "current_stream",
     "default_stream",
-    "get_rng_state",
-    "get_rng_state_all",
-    "initial_seed",
-    "manual_seed",
-    "manual_seed_all",
-    "seed",
-    "seed_all",
-    "set_rng_state",
-    "set_rng_state_all",
+    *(name for name in vars(namespace) if "seed" in name or "rng_state" in name),
 )
 
 
@@ -86,11 +78,8 @@ def _codes(value: Any) -> Iterator[CodeType]:
     elif isinstance(value, type):
         inner = () if value in _seen_classes else vars(value).values()
         _seen_classes.add(value)
-    elif isinstance(value, (staticmethod, classmethod)):
-        inner = (value.__func__,)
-    elif isinstance(value, property):
-        inner = (value.fget, value.fset, value.fdel)
-    elif hasattr(value, "cache_info"):  # of functools.cache
-        inner = (value.__wrapped__,)
+    elif isinstance(value, (staticmethod, classmethod, property)) or hasattr(value, "cache_info"):
+        held = "__func__", "__wrapped__", "fget", "fset", "fdel"  # the second of functools.cache
+        inner = [getattr(value, name, None) for name in held]
     for item in inner:
         yield from _codes(item)

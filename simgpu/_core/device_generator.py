@@ -4,7 +4,7 @@ It is CUDA's (`simgpu._random.generator_state`), or with `rng="host"` one of the
 generator that knows its device, and is never the default one.
 
 Generators that a program makes are in `simgpu._backend.generators`; kernels that draw are in
-`simgpu._ops.random`; `torch.simgpu.manual_seed` is in `simgpu._backend.namespace.random`.
+`simgpu._ops.random`; `torch.simgpu.manual_seed` is in `simgpu._backend.namespace`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from simgpu._backend.namespace import devices
+from simgpu._backend import namespace
 from simgpu._core import world
 from simgpu._cuda import renaming
 from simgpu._util.patching import Patches, Table
@@ -47,13 +47,11 @@ def _forget_now_and_later(patches: Patches) -> None:
     why="imported meanwhile, it took `torch.simgpu.device` for CUDA's, which refuses simgpu:1",
 )
 def _forget_class_later(patches: Patches) -> None:
-    patches.then(_forget_class)
+    def forget() -> None:
+        variables = sys.modules.get("torch._dynamo.variables.ctx_manager")
+        getattr(variables, "_device_context_manager_map", {}).pop(namespace.device, None)
 
-
-def _forget_class() -> None:
-    """Make the compiler trace `torch.simgpu.device` as it does any context manager."""
-    variables = sys.modules.get("torch._dynamo.variables.ctx_manager")
-    getattr(variables, "_device_context_manager_map", {}).pop(devices.device, None)
+    patches.then(forget)
 
 
 PATCHES.add(

@@ -177,11 +177,6 @@ def takes_device(
     return call
 
 
-def _is_number(first: object) -> bool:
-    """Whether `torch.device` takes its argument for a device's number; it takes NumPy's too."""
-    return hasattr(first, "__index__")
-
-
 @PATCHES.action(
     "calls of `torch.device` with a number",
     why="`torch.device(1)` equals the device of a tensor on cuda:1",
@@ -193,7 +188,8 @@ def _name_numbers(patches: Patches) -> None:
     def wrap(stock: Callable[..., torch.device]) -> Callable[..., torch.device]:
         def make(cls: type, *args: Any, **kwargs: Any) -> torch.device:
             made = stock(cls, *args, **kwargs)
-            if args and _is_number(args[0]) and made.type == DEVICE_TYPE:
+            # C++ takes NumPy's numbers too.
+            if args and hasattr(args[0], "__index__") and made.type == DEVICE_TYPE:
                 return to_cuda(made)
             return made
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from simgpu._backend import namespace
-from simgpu._backend.namespace import devices, memory, tensor_types
+from simgpu._backend.namespace import memory_history, tensor_types
 from simgpu._backend.namespace.unsupported import REFUSED, refusal
 from simgpu._core import streams, world
 from simgpu._util.naming import DEVICE_TYPE, PRIVATE_USE_1
@@ -119,37 +119,8 @@ _CUDA_NUMBER = 1  # c10::DeviceType::CUDA
 
 
 def _numbers(stream: torch.Stream) -> tuple[int, int, int]:
+    """Number, device index and device type of a stream."""
     return stream.stream_id, stream.device_index, stream.device_type
-
-
-def _current_stream(index: int) -> tuple[int, int, int]:
-    """Number, device index and device type of the current stream of a device."""
-    return _numbers(streams.current_stream(index))
-
-
-def _default_stream(index: int) -> tuple[int, int, int]:
-    """Number, device index and device type of the default stream of a device."""
-    return _numbers(streams.default_stream(index))
-
-
-def _sleep(cycles: int) -> None:
-    """Keep the current stream busy for so many cycles."""
-    streams.sleep(cycles / _CYCLES_PER_SECOND)
-
-
-def _raw_stream(index: int) -> int:
-    """A number in place of the pointer of the current stream of a device."""
-    return streams.handle_of(index, streams.current_stream_id(index))
-
-
-def _synchronize() -> None:
-    """Wait for the current device."""
-    world.synchronize(world.current_device())
-
-
-def _has_used(index: int) -> bool:
-    """Whether anything was put on a device: what CUDA makes a context for."""
-    return world.device(index).taken_count > 0
 
 
 # Memory that a program has asked for without a tensor, by its address.
@@ -176,35 +147,38 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_setDevice": world.set_current_device,
     "_cuda_exchangeDevice": world.exchange_device,
     "_cuda_maybeExchangeDevice": maybe_exchange_device,
-    "_cuda_hasPrimaryContext": _has_used,
+    # Whether anything was put on a device: what CUDA makes a context for.
+    "_cuda_hasPrimaryContext": lambda index: world.device(index).taken_count > 0,
     "_cuda_isInBadFork": world.is_in_bad_fork,
     "_cuda_init": world.check_fork,
-    "_cuda_canDeviceAccessPeer": devices.can_device_access_peer,
+    "_cuda_canDeviceAccessPeer": namespace.can_device_access_peer,
     # Streams, and waiting.
     "_cuda_setStream": _set_stream,
-    "_cuda_getCurrentStream": _current_stream,
-    "_cuda_getDefaultStream": _default_stream,
-    "_cuda_getCurrentRawStream": _raw_stream,
-    "_cuda_synchronize": _synchronize,
-    "_cuda_sleep": _sleep,
-    "_cuda_isCurrentStreamCapturing": devices.is_current_stream_capturing,
-    "_cuda_set_sync_debug_mode": devices.set_sync_debug_mode,
-    "_cuda_get_sync_debug_mode": devices.get_sync_debug_mode,
+    "_cuda_getCurrentStream": lambda index: _numbers(streams.current_stream(index)),
+    "_cuda_getDefaultStream": lambda index: _numbers(streams.default_stream(index)),
+    "_cuda_getCurrentRawStream": lambda index: streams.handle_of(
+        index, streams.current_stream_id(index)
+    ),
+    "_cuda_synchronize": lambda: world.synchronize(world.current_device()),
+    "_cuda_sleep": lambda cycles: streams.sleep(cycles / _CYCLES_PER_SECOND),
+    "_cuda_isCurrentStreamCapturing": namespace.is_current_stream_capturing,
+    "_cuda_set_sync_debug_mode": namespace.set_sync_debug_mode,
+    "_cuda_get_sync_debug_mode": namespace.get_sync_debug_mode,
     # Memory.
-    "_cuda_memoryStats": memory.memory_stats_as_nested_dict,
-    "_cuda_resetAccumulatedMemoryStats": memory.reset_accumulated_memory_stats,
-    "_cuda_resetPeakMemoryStats": memory.reset_peak_memory_stats,
-    "_cuda_setMemoryFraction": memory.set_per_process_memory_fraction,
-    "_cuda_getMemoryFraction": memory.get_per_process_memory_fraction,
-    "_cuda_emptyCache": memory.empty_cache,
-    "_cuda_getAllocatorBackend": devices.get_allocator_backend,
-    "_cuda_ipc_collect": devices.ipc_collect,
-    "_cuda_record_memory_history": memory.record_history,
-    "_cuda_record_memory_history_legacy": memory.record_history_legacy,
-    "_cuda_isHistoryEnabled": memory.is_recording,
-    "_cuda_memorySnapshot": memory.snapshot,
-    "_cuda_allocationTraceback": memory.allocation_traceback,
-    "_cuda_attach_out_of_memory_observer": memory.observe_out_of_memory,
+    "_cuda_memoryStats": namespace.memory_stats_as_nested_dict,
+    "_cuda_resetAccumulatedMemoryStats": namespace.reset_accumulated_memory_stats,
+    "_cuda_resetPeakMemoryStats": namespace.reset_peak_memory_stats,
+    "_cuda_setMemoryFraction": namespace.set_per_process_memory_fraction,
+    "_cuda_getMemoryFraction": namespace.get_per_process_memory_fraction,
+    "_cuda_emptyCache": namespace.empty_cache,
+    "_cuda_getAllocatorBackend": namespace.get_allocator_backend,
+    "_cuda_ipc_collect": namespace.ipc_collect,
+    "_cuda_record_memory_history": memory_history.record_history,
+    "_cuda_record_memory_history_legacy": memory_history.record_history_legacy,
+    "_cuda_isHistoryEnabled": memory_history.is_recording,
+    "_cuda_memorySnapshot": memory_history.snapshot,
+    "_cuda_allocationTraceback": memory_history.allocation_traceback,
+    "_cuda_attach_out_of_memory_observer": memory_history.observe_out_of_memory,
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
     "_cuda_cudaCachingAllocator_raw_alloc": _raw_alloc,
     "_cuda_cudaCachingAllocator_raw_delete": _raw_delete,
@@ -215,7 +189,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     # Named by modules that are imported where PyTorch is built with CUDA.
     "_cuda_CUDAAllocator_AllocatorState": refusal("torch.cuda.memory.MemPool", object),
     # How PyTorch was built.
-    "_cuda_getArchFlags": lambda: " ".join(devices.get_arch_list()),
+    "_cuda_getArchFlags": lambda: " ".join(namespace.get_arch_list()),
     "_cuda_getCompiledVersion": lambda: CUDA_NUMBER,
 }
 
@@ -270,7 +244,7 @@ def _initializes(*args: Any, **kwargs: Any) -> None:
     world.initialize()
 
 
-for _name in namespace.__all__:
+for _name in vars(namespace)["__all__"]:
     if _name != "DeviceProperties":
         PATCHES.add(
             f"torch.cuda.{_name}",
@@ -335,3 +309,41 @@ def _replace_copies(patches: Patches) -> None:
             for name, value in list(vars(module).items()):
                 if callable(value) and id(value) in replaced and replaced[id(value)] is not value:
                     patches.set(module, name, replaced[id(value)])
+
+
+# CUDA_VISIBLE_DEVICES: which of the machine's devices a program sees, as cuda:0 and so on in its
+# order. PyTorch's own parser reads it, until CUDA is initialized: after all rows above.
+
+_parse: Any = torch.cuda._parse_visible_devices
+
+
+def visible_devices(count: int) -> Sequence[int]:
+    """The numbers of those of `count` devices that the process sees, in its order.
+
+    One that is not there ends the list. Raises ValueError for names that are no numbers.
+    """
+    numbers: list[int] = []
+    for number in _parse():
+        if isinstance(number, str):
+            raise ValueError(
+                f"CUDA_VISIBLE_DEVICES names {number!r}: simulated devices are known by their "
+                f"numbers, 0 to {count - 1}, with commas between them"
+            )
+        if number >= count:
+            break
+        numbers.append(number)
+    return numbers
+
+
+@PATCHES.action(
+    "CUDA_VISIBLE_DEVICES: it says which devices there are",
+    why="programs choose their GPUs by it, before CUDA is initialized",
+)
+def _heed(patches: Patches) -> None:
+    world.show_only(visible_devices)
+    patches.then(_heed_no_more)
+
+
+def _heed_no_more() -> None:
+    if world.current_world() is not None:
+        world.show_only(None)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.autograd.profiler
 import torch.nn.parallel._functions
 
-from simgpu._backend.namespace import memory
+from simgpu._backend import namespace
 from simgpu._core import streams, world
 from simgpu._cuda.renaming import CUDA, WHY_RENAMED, WHY_TAKES, renamed, takes_device, to_simgpu
 from simgpu._memory import pinned
@@ -26,22 +27,16 @@ from simgpu._util.patching import Patches, Table
 PATCHES = Table()
 
 
-class _PlanCache:
-    """cuFFT's cache of plans, of which there are none; its capacity is kept."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.max_size = 4096
-
-    def clear(self) -> None:
-        """Nothing to forget."""
-
-
 class _PlanCaches:
-    """`torch.backends.cuda.cufft_plan_cache`: one for each device, and that of the current one."""
+    """`torch.backends.cuda.cufft_plan_cache`: one for each device, and that of the current one.
+
+    There are no plans; the capacities are kept.
+    """
 
     def __init__(self) -> None:
-        vars(self)["_caches"] = [_PlanCache() for _ in world.active_devices]
+        vars(self)["_caches"] = [
+            SimpleNamespace(size=0, max_size=4096, clear=lambda: None) for _ in world.active_devices
+        ]
 
     def __getitem__(self, device: Any) -> Any:
         return self._caches[world.device(world.resolve(device)).index]
@@ -53,10 +48,15 @@ class _PlanCaches:
         setattr(self[None], name, value)
 
 
-def _preference(stock: Any, names: dict[str, Any]) -> Any:
-    """A function that keeps which library is preferred, where PyTorch was built without it."""
+@PATCHES.wrap(
+    "torch.backends.cuda.preferred_linalg_library",
+    why="raises in a build without CUDA; here the preference is kept",
+)
+def _preferred_linalg_library(stock: Any) -> Any:
+    names: dict[str, Any] = torch.backends.cuda._LinalgBackends
     preferred = stock()
 
+    @functools.wraps(stock)
     def prefer(backend: Any = None) -> Any:
         nonlocal preferred
         if isinstance(backend, str) and backend in names:
@@ -65,15 +65,7 @@ def _preference(stock: Any, names: dict[str, Any]) -> Any:
             preferred = backend if backend in names.values() else stock(backend)  # which raises
         return preferred
 
-    return functools.wraps(stock)(prefer)
-
-
-@PATCHES.wrap(
-    "torch.backends.cuda.preferred_linalg_library",
-    why="raises in a build without CUDA; here the preference is kept",
-)
-def _preferred_linalg_library(stock: Any) -> Any:
-    return _preference(stock, torch.backends.cuda._LinalgBackends)
+    return prefer
 
 
 @PATCHES.around(
@@ -145,16 +137,16 @@ def _takes_device_type(function: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 _WHY_OLD = "the old name of the same"
-
-
-@PATCHES.replace("torch.get_autocast_gpu_dtype", why=_WHY_OLD)
-def _get_autocast_gpu_dtype() -> torch.dtype:
-    return torch.get_autocast_dtype(DEVICE_TYPE)
-
-
-@PATCHES.replace("torch.set_autocast_gpu_dtype", why=_WHY_OLD)
-def _set_autocast_gpu_dtype(dtype: torch.dtype) -> None:
-    torch.set_autocast_dtype(DEVICE_TYPE, dtype)
+PATCHES.add(
+    "torch.get_autocast_gpu_dtype",
+    value=lambda: torch.get_autocast_dtype(DEVICE_TYPE),
+    why=_WHY_OLD,
+)
+PATCHES.add(
+    "torch.set_autocast_gpu_dtype",
+    value=lambda dtype: torch.set_autocast_dtype(DEVICE_TYPE, dtype),
+    why=_WHY_OLD,
+)
 
 
 # `torch.cuda.cudart()`: the functions of CUDA's runtime library that PyTorch hands to programs.
@@ -201,7 +193,7 @@ class _RuntimeLibrary:
     @staticmethod
     def cudaMemGetInfo(device: int) -> tuple[int, int]:
         """Free and total bytes of a device."""
-        return memory.mem_get_info(device)
+        return namespace.mem_get_info(device)
 
     @staticmethod
     def cudaHostRegister(address: int, nbytes: int, flags: int) -> int:

@@ -20,7 +20,6 @@ from simgpu._config.options import DeviceOptions, Memory
 from simgpu._core import world
 from simgpu._cuda import (
     compiled_code,
-    factories,
     graphs,
     process_groups,
     registered_kernels,
@@ -29,7 +28,6 @@ from simgpu._cuda import (
     tensors,
     torch_cuda,
     torch_modules,
-    visible_devices,
 )
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Patches
@@ -225,9 +223,7 @@ FILES: tuple[ModuleType, ...] = (
     graphs,
     torch_cuda,
     process_groups,
-    factories,
     registered_kernels,
-    visible_devices,
     scripting,
 )
 

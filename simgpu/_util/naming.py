@@ -73,3 +73,15 @@ def check_one_for_each_device(name: str, entries: Sequence[Any], count: int) -> 
             f"{name}={list(entries)!r} has {plural(len(entries), 'entry', 'entries')} for "
             f"{plural(count, 'device')}: pass one for all of them, or as many as there are devices"
         )
+
+
+def export_public_names(module: dict[str, Any], *homes: str) -> None:
+    """Set `__all__` of a module with these globals: public functions and classes of it and `homes`.
+
+    Type checkers find them by their definitions; a list that is computed is an empty one to them.
+    """
+    module["__all__"] = sorted(
+        name
+        for name, value in module.items()
+        if getattr(value, "__module__", "") in (module["__name__"], *homes) and name[0] != "_"
+    )

@@ -9,6 +9,7 @@ import torch
 
 from simgpu._core import captures, world
 from simgpu._core.world import DeviceLike
+from simgpu._util.naming import export_public_names
 
 # A forked child that may not have devices may seed them: CUDA puts that off until it has some. So
 # `torch.manual_seed` and the seeds of a DataLoader's workers reach only the CPU's stream.
@@ -64,3 +65,6 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
     """Put the devices' random streams into the given states, in the order of the devices."""
     for index, new_state in enumerate(new_states):
         set_rng_state(new_state, index)
+
+
+export_public_names(globals())

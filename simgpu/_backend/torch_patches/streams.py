@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from simgpu._backend.namespace import devices, memory
-from simgpu._backend.namespace import streams as device_streams
+from simgpu._backend import namespace
 from simgpu._backend.namespace.tensor_types import DTYPES
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._core import streams, world
@@ -96,28 +95,25 @@ def _capability(index: int) -> dict[str, Any]:
     return {"supported_dtypes": set(DTYPES.values())}
 
 
-def _empty_host_cache() -> None:
-    """Nothing is cached: pinned memory goes back to the host when its tensor does."""
-
-
 _OURS: dict[str, Callable[..., Any]] = {
-    "_accelerator_emptyCache": memory.empty_cache,
-    "_accelerator_emptyHostCache": _empty_host_cache,
+    "_accelerator_emptyCache": namespace.empty_cache,
+    # Nothing is cached: pinned memory goes back to the host when its tensor does.
+    "_accelerator_emptyHostCache": lambda: None,
     "_accelerator_exchangeDevice": world.exchange_device,
     "_accelerator_getDeviceCapability": _capability,
-    "_accelerator_getDeviceIndex": devices.current_device,
-    "_accelerator_getDeviceStats": memory.memory_stats,
-    "_accelerator_getMemoryInfo": memory.mem_get_info,
-    "_accelerator_getStream": device_streams.current_stream,
-    "_accelerator_hooks_device_count": devices.device_count,
-    "_accelerator_hooks_get_current_device": devices.current_device,
-    "_accelerator_isAllocatorInitialized": devices.is_initialized,
+    "_accelerator_getDeviceIndex": namespace.current_device,
+    "_accelerator_getDeviceStats": namespace.memory_stats,
+    "_accelerator_getMemoryInfo": namespace.mem_get_info,
+    "_accelerator_getStream": namespace.current_stream,
+    "_accelerator_hooks_device_count": namespace.device_count,
+    "_accelerator_hooks_get_current_device": namespace.current_device,
+    "_accelerator_isAllocatorInitialized": namespace.is_initialized,
     "_accelerator_maybeExchangeDevice": world.exchange_device,
-    "_accelerator_resetAccumulatedStats": memory.reset_accumulated_memory_stats,
-    "_accelerator_resetPeakStats": memory.reset_peak_memory_stats,
+    "_accelerator_resetAccumulatedStats": namespace.reset_accumulated_memory_stats,
+    "_accelerator_resetPeakStats": namespace.reset_peak_memory_stats,
     "_accelerator_setDeviceIndex": _set_device,
     "_accelerator_setStream": _set_stream,
-    "_accelerator_synchronizeDevice": device_streams.synchronize,
+    "_accelerator_synchronizeDevice": namespace.synchronize,
 }
 
 
