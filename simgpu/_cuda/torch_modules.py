@@ -116,24 +116,28 @@ PATCHES.add(
 # `torch.autocast("cuda")` under `as_cuda`: the functions of torch behind it.
 
 
-@PATCHES.around(
+@PATCHES.wrap(
     "torch.get_autocast_dtype",
     "torch.set_autocast_dtype",
     "torch.set_autocast_enabled",
     "torch.is_autocast_enabled",
     why='torch.autocast("cuda") calls these, and kernels ask about simulated devices',
 )
-def _takes_device_type(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` with "cuda" translated, and our device type where none means CUDA."""
-    if kwargs.get("device_type") == CUDA:
-        kwargs["device_type"] = DEVICE_TYPE
-    elif not args and not kwargs:
-        args = (DEVICE_TYPE,)  # is_autocast_enabled()
-    elif args and args[0] == CUDA:
-        args = (DEVICE_TYPE, *args[1:])
-    elif len(args) == 1 and isinstance(args[0], bool):
-        args = (DEVICE_TYPE, args[0])  # set_autocast_enabled(True)
-    return function(*args, **kwargs)
+def _takes_device_type(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`stock` with "cuda" translated, and with our device type where none means CUDA."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # in one call: a region asks them all
+        if kwargs.get("device_type") == CUDA:
+            kwargs["device_type"] = DEVICE_TYPE
+        elif not args and not kwargs:
+            args = (DEVICE_TYPE,)  # is_autocast_enabled()
+        elif args and args[0] == CUDA:
+            args = (DEVICE_TYPE, *args[1:])
+        elif len(args) == 1 and isinstance(args[0], bool):
+            args = (DEVICE_TYPE, args[0])  # set_autocast_enabled(True)
+        return stock(*args, **kwargs)
+
+    return call
 
 
 _WHY_OLD = "the old name of the same"

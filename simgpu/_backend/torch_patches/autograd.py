@@ -47,19 +47,18 @@ PATCHES = Table()
 #
 # The kernels that cast are in `simgpu._ops.autocast`.
 
+_stock_clear_cache = torch.clear_autocast_cache
 _stock_get_fastpath = torch.backends.mha.get_fastpath_enabled
 
 
-@PATCHES.around(
+@PATCHES.replace(
     "torch.clear_autocast_cache",
     why="the casts of parameters that the device's kernels keep end with the outermost region",
 )
-def _clear_autocast_cache(
-    stock: Callable[..., Any],
-) -> None:
+def _clear_autocast_cache() -> None:
     """`torch.clear_autocast_cache`, which every outermost region calls when it is left."""
     autocast.clear_cache()
-    stock()
+    _stock_clear_cache()
 
 
 @PATCHES.replace(
