@@ -53,10 +53,7 @@ class State:
         plain = [thing for thing in objects if isinstance(thing, torch.Tensor)]
         self._parameters |= {f"tensor {i}": tensor for i, tensor in enumerate(plain)}
         self._optimizers = [t for t in objects if isinstance(t, torch.optim.Optimizer)]
-        self._values = {name: host_copy(t) for name, t in self._tensors()}
-        self._grads = {name: host_copy(t.grad) for name, t in self._parameters.items() if t.is_leaf}
-        self._settings = [host_copy(o.state_dict()) for o in self._optimizers]
-        self._random = _random_states()
+        self._values, self._grads, self._settings, self._random = self.outcome()
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._parameters.items()

@@ -16,7 +16,7 @@ from typing import Any
 from simgpu._distributed.ddp import with_advice
 from simgpu._explore.schedules import primitives, system_waits
 from simgpu._explore.schedules.earlier_locks import adopted_in_modules
-from simgpu._explore.schedules.explore import controlled, seeded
+from simgpu._explore.schedules.explore import controlled
 from simgpu._explore.schedules.scheduler import (
     Scheduler,
     Strategy,
@@ -24,6 +24,7 @@ from simgpu._explore.schedules.scheduler import (
     calling_task,
     current,
     line_of,
+    seeded,
     standing_in,
 )
 from simgpu._explore.schedules.tokens import Replay

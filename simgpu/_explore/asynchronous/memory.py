@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -161,7 +162,7 @@ class Memory:
             if block is None or not self._is_in_use(block):
                 continue
             if self._queues.missing(needs) is None:
-                self._queues.add(key, _Overwrite(block.storage), early=True)
+                self._queues.add(key, partial(fill_unwritten, block.storage), early=True)
             else:
                 kept.append((found, needs))
         if kept:
@@ -191,18 +192,6 @@ class Memory:
         self._freed.clear()
         self._freed_blocks.clear()
         self._coming.clear()
-
-
-class _Overwrite:
-    """Fills memory that was handed out again."""
-
-    __slots__ = ("_storage",)
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._storage = storage
-
-    def __call__(self) -> None:
-        fill_unwritten(self._storage)
 
 
 def view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:

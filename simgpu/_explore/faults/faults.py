@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,27 +53,6 @@ def _flip(tensor: torch.Tensor, bit: int) -> None:
     storage[byte] = int(storage[byte]) ^ (1 << within % 8)
 
 
-# `passed_on`: the failure that was put in, in the error that a program made of it.
-
-
-def passed_on(
-    error: BaseException, expected: type[BaseException], places: Collection[str]
-) -> BaseException | None:
-    """The error of type `expected` that names one of `places`: `error` itself, or a cause of it.
-
-    A cause is what `raise ... from cause` names. What was merely raised while another error was
-    handled (`__context__`) is not passed on: it may be what is wrong in the handler.
-    """
-    link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        if isinstance(link, expected) and any(place in str(link) for place in places):
-            return link
-        seen.add(id(link))
-        link = link.__cause__
-    return None
-
-
 # What the error says of a failed launch, by its kind.
 _WHY = {
     "kernel": "too many resources requested for launch",
@@ -114,8 +93,19 @@ class Faults(Instrument):
     def passed_on(
         self, error: BaseException, expected: type[BaseException]
     ) -> BaseException | None:
-        """What was made to fail, of type `expected`: `error` or a cause of it; None if neither."""
-        return passed_on(error, expected, self.fired)
+        """What was made to fail, of type `expected`: `error` or a cause of it; None if neither.
+
+        A cause is what `raise ... from cause` names. What was merely raised while another error was
+        handled (`__context__`) is not passed on: it may be what is wrong in the handler.
+        """
+        link: BaseException | None = error
+        seen: set[int] = set()
+        while link is not None and id(link) not in seen:
+            if isinstance(link, expected) and any(fired in str(link) for fired in self.fired):
+                return link
+            seen.add(id(link))
+            link = link.__cause__
+        return None
 
     def _note(self, what: str) -> None:
         """Keep what was made to fail, with devices by the name that its error has for them."""

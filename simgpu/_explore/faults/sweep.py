@@ -323,11 +323,8 @@ def _differs(left: dict[str, Any], expected: dict[str, Any]) -> str:
 def _failure(kind: Kind, number: int) -> Faults:
     if kind == "lose":
         return Faults(lose=(None, number), at_once=True)
-    return Faults(
-        oom_at=number if kind == "oom" else None,
-        copy_at=number if kind == "copy" else None,
-        launch_at=number if kind == "launch" else None,
-    )
+    at: dict[str, Any] = {f"{kind}_at": number}
+    return Faults(**at)
 
 
 def _passed_an_optimizer(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from simgpu._explore.schedules.scheduler import (
     calling_task,
     check_seed,
     current,
-    strategy_of,
+    seeded,
 )
 from simgpu._explore.schedules.tokens import (
     MOST,
@@ -135,12 +135,6 @@ def schedule(
         chosen = seeded(strategy, seed)
     with controlled(chosen, max_steps) as controls:
         yield controls
-
-
-def seeded(strategy: str, seed: int) -> Strategy:
-    """The strategy of this name and seed; ValueError for what is neither."""
-    check_seed(seed)
-    return strategy_of(strategy, seed)
 
 
 @contextmanager
@@ -319,13 +313,10 @@ def attempted(
             raise
         error = raised
     assert control is not None
-    return result, _as_run(number, control, error, strategy.rule)
-
-
-def _as_run(number: int, control: Schedule, error: BaseException | None, rule: str) -> ScheduleRun:
-    trace, token = control.trace, control.token
+    trace, switches, token = control.trace, control.switches, control.token
     text = f"{type(error).__name__}: {error}" if error is not None else ""
-    return ScheduleRun(number, len(trace), control.switches, token, text, error, trace, rule)
+    run = ScheduleRun(number, len(trace), switches, token, text, error, trace, strategy.rule)
+    return result, run
 
 
 def tried(

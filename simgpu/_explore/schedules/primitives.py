@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from types import GenericAlias, TracebackType
+from types import GenericAlias
 from typing import Any
 
 from simgpu._core.clock import Clock
@@ -54,9 +54,8 @@ def take(
     if timeout != -1 and (timeout < 0 or not blocking):
         return bool(lock.acquire(blocking, timeout))  # which raises what Python raises
     scheduler = me.scheduler
-    if (
-        not scheduler.over and not scheduler.real_time
-    ):  # a thread that ends may still unwind, and take what is free
+    # A thread that ends may still unwind, and take what is free.
+    if not (scheduler.over or scheduler.real_time):
         scheduler.point("lock", owner)
     deadline = None if timeout == -1 else scheduler.now + timeout
     while not lock.acquire(False):
@@ -108,12 +107,7 @@ class Lock:
     def __enter__(self) -> bool:
         return self.acquire()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         me = None if exc_type is None else calling_task()
         if me is not None and me.scheduler.over and self.held_by is not me:
             return  # its thread was ended while it waited in there to have the lock again
@@ -446,12 +440,10 @@ _NAMES = "the names of threads must not depend on how many there were before"
 _TIME = "time goes by where the schedule says so"
 _ADDRESSES = "the order in which a set is gone through must not depend on addresses"
 
-_stock_sleep = time.sleep
-
 
 def _replace_copies_of_sleep(patches: Patches) -> None:
     for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get("sleep") is _stock_sleep:
+        if getattr(module, "__dict__", {}).get("sleep") is _sleep:
             patches.set(module, "sleep", sleep)
 
 
@@ -527,5 +519,3 @@ PATCHES: tuple[Row, ...] = (
         why=_ADDRESSES,
     ),
 )
-
-assert threading  # imported for the owners above

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import _base, thread
 from concurrent.futures._base import LOGGER
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from simgpu.errors import DeadlockError, LivelockError, ScheduleError, Uncontrol
 
 # A thread of a schedule, and which thread of the process is which.
 
+_start_raw_thread, _new_lock = _thread.start_new_thread, _thread.allocate_lock
 # By the identifier of the thread; a thread that is not in here is no business of any schedule.
 _tasks: dict[int, Task] = {}
 
@@ -48,6 +50,13 @@ class Choice(NamedTuple):
     rank: int  # which of these went on
 
 
+def _held_lock() -> _thread.LockType:
+    lock = _new_lock()
+    lock.acquire()
+    return lock
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
     """One thread of a schedule.
 
@@ -68,51 +77,31 @@ class Task:
             threads find theirs. None for those that share everything.
     """
 
-    __slots__ = (
-        "_thread",
-        "daemon",
-        "deadline",
-        "done",
-        "due",
-        "ended_by",
-        "expired",
-        "expiries",
-        "hasty_after",
-        "ident",
-        "interrupt",
-        "may_run",
-        "name",
-        "number",
-        "on",
-        "others",
-        "patient",
-        "priority",
-        "run_length",
-        "scheduler",
-        "state",
-        "until",
-        "waits_to_run",
-        "what",
-        "yielding",
-    )
-
-    def __init__(self, scheduler: Any, number: int, name: str) -> None:
-        self.scheduler, self.number, self.name = scheduler, number, name
-        self.may_run = _thread.allocate_lock()
-        self.may_run.acquire()
-        self.ident = 0
-        self._thread: threading.Thread | weakref.ref[threading.Thread] | None = None
-        self.daemon = False
-        self.until: Callable[[], bool] | None = None
-        self.deadline: float | None = None
-        self.others: Callable[[], bool] | None = None
-        self.due = 0.0
-        self.expired = self.done = self.yielding = self.waits_to_run = self.patient = False
-        self.interrupt: BaseException | None = None
-        self.what, self.on = "start", None
-        self.run_length = self.expiries = self.hasty_after = self.ended_by = 0
-        self.priority = 0.0
-        self.state: Any = None
+    scheduler: Any
+    number: int
+    name: str
+    may_run: Any = field(default_factory=_held_lock)
+    ident: int = 0
+    _thread: threading.Thread | weakref.ref[threading.Thread] | None = None
+    daemon: bool = False
+    until: Callable[[], bool] | None = None
+    deadline: float | None = None
+    others: Callable[[], bool] | None = None
+    due: float = 0.0
+    expired: bool = False
+    done: bool = False
+    yielding: bool = False
+    waits_to_run: bool = False
+    patient: bool = False
+    interrupt: BaseException | None = None
+    what: str = "start"
+    on: Any = None
+    run_length: int = 0
+    expiries: int = 0
+    hasty_after: int = 0
+    ended_by: int = 0
+    priority: float = 0.0
+    state: Any = None
 
     @property
     def thread(self) -> threading.Thread | None:
@@ -142,11 +131,6 @@ def calling_task() -> Task | None:
     return _tasks.get(_thread.get_ident())
 
 
-def has_task(ident: int) -> bool:
-    """Whether the thread with this identifier belongs to a schedule."""
-    return ident in _tasks
-
-
 def register_task(task: Task) -> None:
     """The calling thread is this task from now on."""
     task.ident = _thread.get_ident()
@@ -157,11 +141,6 @@ def forget_task(task: Task) -> None:
     """The thread of this task is no business of the schedule any more."""
     if _tasks.get(task.ident) is task:
         del _tasks[task.ident]
-
-
-def forget_all() -> None:
-    """In a forked child, whose one thread belongs to no schedule."""
-    _tasks.clear()
 
 
 @contextmanager
@@ -203,7 +182,7 @@ def no_words_of_ended() -> Iterator[None]:
 
 _LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
 _HERE = str(Path(__file__).parents[2])
-_pause, _monotonic = time.sleep, time.monotonic  # of the host
+_sleep_on_host, _host_time = time.sleep, time.monotonic
 _watchdogs: set[int] = set()  # the threads that look after schedules
 _CHECK_EVERY, _CHECKS, _LONGEST = 0.01, 3, 0.5  # seconds, times without a movement, seconds
 
@@ -304,7 +283,7 @@ def _positions_outside() -> dict[int, tuple[tuple[CodeType, Any], ...]]:
     return {
         ident: tuple(_steps_of(frame))
         for ident, frame in current_frames().items()
-        if not has_task(ident) and ident not in _watchdogs
+        if ident not in _tasks and ident not in _watchdogs
     }
 
 
@@ -360,11 +339,11 @@ def others_make_progress(tasks: Sequence[Task]) -> bool:
 
     True as well when one of ours can go on by now.
     """
-    end = _monotonic() + _LONGEST
+    end = _host_time() + _LONGEST
     before = _positions(tasks)
     still = 0
-    while before and still < _CHECKS and _monotonic() < end:
-        _pause(_CHECK_EVERY)
+    while before and still < _CHECKS and _host_time() < end:
+        _sleep_on_host(_CHECK_EVERY)
         if any(task.until is None or task.until() for task in tasks):
             return True
         now = _positions(tasks)
@@ -407,11 +386,15 @@ def _last(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[
     return ready[::-1] + _by_deadline(expiring)
 
 
-def _hasty(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-    """As the first rule, but a time-out comes as soon as it can."""
-    due = [task for task in _by_deadline(expiring) if task.hasty_after <= step]
-    rest = [task for task in expiring if task not in due]
-    return due + _first(me, ready, rest, step)
+def _hasty(rule: Order) -> Order:
+    """As this rule, but a time-out comes as soon as it can."""
+
+    def order(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
+        due = [task for task in _by_deadline(expiring) if task.hasty_after <= step]
+        rest = [task for task in expiring if task not in due]
+        return due + rule(me, ready, rest, step)
+
+    return order
 
 
 def _turns(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
@@ -423,20 +406,13 @@ def _turns(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list
     return after + [task for task in able if task.number <= me.number] + rest
 
 
-def _hasty_last(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-    """Who began last goes on, and a time-out comes as soon as it can."""
-    due = [task for task in _by_deadline(expiring) if task.hasty_after <= step]
-    rest = [task for task in expiring if task not in due]
-    return due + _last(me, ready, rest, step)
-
-
 # By the letter that a token has for it; the first is the default.
 RULES: dict[str, Order] = {
     "f": _first,
-    "h": _hasty,
+    "h": _hasty(_first),
     "t": _turns,
     "l": _last,
-    "i": _hasty_last,
+    "i": _hasty(_last),
 }
 DEFAULT_RULE = "f"
 SEEDS = 2**64  # so many there are, so that each has room in a token
@@ -568,15 +544,13 @@ def check_seed(seed: Any) -> None:
         raise ValueError(f"seed={seed!r}: a number from 0 to {SEEDS - 1} is expected")
 
 
-def strategy_of(name: str, seed: Any) -> Strategy:
-    """The strategy that `simgpu.schedule(seed=..., strategy=...)` names."""
-    if name == "deviate":
-        return Nth(seed)
-    if name == "random":
-        return Random(seed)
-    if name == "pct":
-        return PCT(seed)
-    raise ValueError(f"strategy={name!r}: one of deviate, random, pct is expected")
+def seeded(name: str, seed: Any) -> Strategy:
+    """The strategy that `simgpu.schedule(seed=..., strategy=...)` names; ValueError if none."""
+    check_seed(seed)
+    kinds: dict[str, Callable[[int], Strategy]] = {"deviate": Nth, "random": Random, "pct": PCT}
+    if name not in kinds:
+        raise ValueError(f"strategy={name!r}: one of {', '.join(kinds)} is expected")
+    return kinds[name](seed)
 
 
 # The watchdog: detects that the running thread waits for something outside the schedule.
@@ -591,22 +565,16 @@ EVERY = 0.25  # real seconds
 LOOKS = 4  # times in a row that nothing happens
 LONG = 20.0  # real seconds for which a task of real time may run without a word
 
-_start_raw_thread, _new_lock, _watch_time = (
-    _thread.start_new_thread,
-    _thread.allocate_lock,
-    time.monotonic,
-)
-
 
 def _cpu_seconds(task: Task) -> float:
     """What the thread of a task has computed so far; where that is not known, the time."""
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     if clock_of is None:
-        return _watch_time()
+        return _host_time()
     try:
         return time.clock_gettime(clock_of(task.ident))
     except OSError:  # it has ended
-        return _watch_time()
+        return _host_time()
 
 
 def _watch(look: Callable[[Any, Any], None], scheduler: Any, over: Any) -> None:
@@ -631,14 +599,14 @@ def _look_after(scheduler: Any, over: Any) -> None:
 
 
 def _print_held_turns(scheduler: Any, over: Any) -> None:
-    steps, since, limit = -1, _watch_time(), LONG
+    steps, since, limit = -1, _host_time(), LONG
     while not over.acquire(timeout=min(EVERY, LONG)):
         moved = scheduler.steps != steps
         if moved and not scheduler.resting:
-            steps, since, limit = scheduler.steps, _watch_time(), LONG
+            steps, since, limit = scheduler.steps, _host_time(), LONG
         elif moved:
             steps = scheduler.steps
-        held = _watch_time() - since
+        held = _host_time() - since
         if held >= limit:
             limit *= 2  # the next time after as long again
             text = of_held_turn(scheduler.alive(), scheduler.running_task, held, scheduler.resting)
@@ -673,7 +641,7 @@ def _forget_schedule() -> None:
     global _current
     _current = None
     _watchdogs.clear()
-    forget_all()
+    _tasks.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -703,7 +671,6 @@ _STUBBORN = 100  # times that a thread may catch Ended and go on
 _LOOK_EVERY = 0.2  # real seconds
 _REST = 0.002  # real seconds between looks at what may come from outside
 _LOOKS = 10  # times that nothing is there that may help: a thread that begins is not seen at once
-_sleep_on_host, _host_time = time.sleep, time.monotonic  # of the host
 join_thread = threading.Thread.join
 _number_of, _new_tuple = operator.attrgetter("number"), tuple.__new__
 
