@@ -140,16 +140,13 @@ def _same_leaf(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, _NUMBERS):
-        return _same_array(numpy.asarray(one), numpy.asarray(other))
+        left, right = numpy.asarray(one), numpy.asarray(other)
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        if not left.dtype.hasobject:
+            return left.tobytes() == right.tobytes()
+        return bool(left.tolist() == right.tolist())
     return bool(one == other)
-
-
-def _same_array(one: numpy.ndarray[Any, Any], other: numpy.ndarray[Any, Any]) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if one.dtype.hasobject:
-        return bool(one.tolist() == other.tolist())
-    return one.tobytes() == other.tobytes()
 
 
 def difference(what: str, one: Any, other: Any) -> str:
@@ -207,15 +204,13 @@ def _shortly(leaf: Any) -> str:
     return repr(leaf)
 
 
-# A block in which Python's garbage collector does not run by itself.
-#
-# It begins by how many objects the whole process has made, on which neither sweeps nor schedules
-# may depend.
-
-
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """What reference counts alone free dies within; cycles stay."""
+    """Within the block Python's garbage collector does not run by itself, and cycles stay.
+
+    When it runs depends on how many objects the whole process has made, and neither sweeps nor
+    schedules may depend on that.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

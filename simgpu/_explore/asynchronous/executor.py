@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ class Asynchronous(Executor):
             key = key_of(stream)
             timed = getattr(event, "enable_timing", False) and not clock.current.follows_devices
             if timed and self._queues.missing(self._queues.order.clock(key)) is not None:
-                self._queues.add(key, _pass(event))
+                self._queues.add(key, partial(_pass, event))
             self._queues.order.record(event, key)
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
@@ -235,11 +236,8 @@ def _device_of(awaited: torch.device | torch.Stream | torch.Event) -> int | None
     return None if awaited.device is None else awaited.device.index
 
 
-def _pass(event: Any) -> Callable[[], None]:
-    def run() -> None:
-        event._recorded_at = max(event._recorded_at, clock.current.now())
-
-    return run
+def _pass(event: Any) -> None:
+    event._recorded_at = max(event._recorded_at, clock.current.now())
 
 
 # `simgpu.asynchronous`: a block in which kernels and copies run when something waits for them.

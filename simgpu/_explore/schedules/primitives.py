@@ -33,7 +33,6 @@ from simgpu._util.patching import Action, Patch, Patches, Row
 # and threads from elsewhere may share it. simgpu's own files get Python's locks: nothing in them is
 # a matter of scheduling.
 
-_new_lock, _new_rlock = _thread.allocate_lock, _thread.RLock
 PYTHONS = (_thread.LockType, _thread.RLock)
 
 
@@ -62,9 +61,7 @@ def take(
         if not blocking:
             return False
         left = None if deadline is None else deadline - scheduler.now
-        if not scheduler.block(
-            lambda: is_free(lock), left, "lock", owner, scheduler.others_at_work
-        ):
+        if not scheduler.block_for_any(lambda: is_free(lock), left, "lock", owner):
             return False
     return True
 
@@ -73,14 +70,13 @@ class Lock:
     """`threading.Lock`; `held_by` is the task that took it, if it was one."""
 
     __slots__ = ("__weakref__", "_lock", "held_by")
+    _stock: Callable[[], Any] = _thread.allocate_lock
 
     def __new__(cls) -> Any:
-        if is_own(calling_module()):
-            return _new_lock() if cls is Lock else _new_rlock()
-        return super().__new__(cls)
+        return cls._stock() if is_own(calling_module()) else super().__new__(cls)
 
     def __init__(self) -> None:
-        self._lock: Any = _new_lock()
+        self._lock = type(self)._stock()
         self.held_by: Task | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -133,10 +129,7 @@ class RLock(Lock):
     """`threading.RLock`."""
 
     __slots__ = ()
-
-    def __init__(self) -> None:
-        self._lock = _new_rlock()
-        self.held_by = None
+    _stock: Callable[[], Any] = _thread.RLock
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         me = calling_task()
@@ -216,9 +209,7 @@ def join(self: threading.Thread, timeout: float | None = None) -> None:
     me = calling_task()
     task = None if me is None else _task_of(self, me.scheduler)
     if me is not None and me.scheduler.real_time and self.is_alive() and task is not me:
-        me.scheduler.block(
-            lambda: not self.is_alive(), timeout, "thread", self, me.scheduler.others_at_work
-        )
+        me.scheduler.block_for_any(lambda: not self.is_alive(), timeout, "thread", self)
         timeout = 0 if self.is_alive() else timeout
     if me is None or task is None or task is me or self.ident is None:
         _stock_join(self, timeout)  # which also raises what Python raises
@@ -344,29 +335,16 @@ def wait(self: Any, timeout: float | None = None) -> bool:
     waiter.acquire()
     self._waiters.append(waiter)
     saved = self._release_save()
+    block: Callable[..., bool] = me.scheduler.block_for_any
     notified = False
     try:
-        notified = bool(
-            me.scheduler.block(
-                lambda: not waiter.locked(),
-                timeout,
-                "condition",
-                self,
-                me.scheduler.others_at_work,
-            )
-        )
+        notified = block(lambda: not waiter.locked(), timeout, "condition", self)
         return notified
     finally:
         try:
             if isinstance(self._lock, PYTHONS) and not me.scheduler.over:
                 while not is_free(self._lock):
-                    me.scheduler.block(
-                        lambda: is_free(self._lock),
-                        None,
-                        "lock",
-                        None,
-                        me.scheduler.others_at_work,
-                    )
+                    block(lambda: is_free(self._lock), None, "lock", None)
         finally:  # a thread that is ended in here releases the lock, and so has to hold it
             if not isinstance(self._lock, PYTHONS) or is_free(self._lock):
                 self._acquire_restore(saved)
@@ -414,12 +392,8 @@ class SimpleQueue:
                 if not block:
                     raise
             left = None if deadline is None else deadline - scheduler.now
-            if not scheduler.block(
-                lambda: not self._queue.empty(),
-                left,
-                "queue.get",
-                self,
-                scheduler.others_at_work,
+            if not scheduler.block_for_any(
+                lambda: not self._queue.empty(), left, "queue.get", self
             ):
                 raise queue.Empty
 
@@ -485,37 +459,17 @@ PATCHES: tuple[Row, ...] = (
     *WAITS,
     Patch("threading.Thread", "start", start, why=_THREADS),
     Patch("threading", "_counter", wrap=new_counter, why=_NAMES),
-    Patch(
-        "concurrent.futures.thread.ThreadPoolExecutor",
-        "_counter",
-        wrap=new_counter,
-        why=_NAMES,
-    ),
+    Patch("concurrent.futures.thread.ThreadPoolExecutor", "_counter", wrap=new_counter, why=_NAMES),
     Patch("_thread", "interrupt_main", interrupt_main, why=_THREADS),
     *(
         Patch("time", stock.__name__, clock_of_schedule(stock), why=_TIME)
-        for stock in (
-            time.monotonic,
-            time.monotonic_ns,
-            time.perf_counter,
-            time.perf_counter_ns,
-        )
+        for stock in (time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
     ),
     Patch("time", "time", clock_of_schedule(time.time, EPOCH), why=_TIME),
     Patch("time", "time_ns", clock_of_schedule(time.time_ns, EPOCH), why=_TIME),
     Patch("threading", "_time", clock_of_schedule(time.monotonic), why=_TIME),
     Patch("queue", "time", clock_of_schedule(time.monotonic), why=_TIME),
-    Patch(
-        "concurrent.futures.thread.ThreadPoolExecutor",
-        "__init__",
-        new_pool,
-        why=_ADDRESSES,
-    ),
+    Patch("concurrent.futures.thread.ThreadPoolExecutor", "__init__", new_pool, why=_ADDRESSES),
     Patch("concurrent.futures.Future", "__hash__", hash_of_future, why=_ADDRESSES),
-    Patch(
-        "concurrent.futures._base._AcquireFutures",
-        "__init__",
-        acquire_futures,
-        why=_ADDRESSES,
-    ),
+    Patch("concurrent.futures._base._AcquireFutures", "__init__", acquire_futures, why=_ADDRESSES),
 )

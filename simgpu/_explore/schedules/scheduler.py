@@ -762,6 +762,12 @@ class Scheduler:
         self._raise_if_due(me)
         return not me.expired
 
+    def block_for_any(
+        self, until: Callable[[], bool], timeout: float | None, what: str, on: Any
+    ) -> bool:
+        """`block`, where a thread outside the schedule may make `until()` true as well."""
+        return self.block(until, timeout, what, on, self.others_at_work)
+
     def _next(self, me: Task) -> Task:
         """The task that goes on; `me` runs and is at a yield point."""
         self.steps += 1

@@ -217,11 +217,7 @@ T = TypeVar("T")
 
 def orders(strategy: Name, seed: int) -> Orders:
     """All schedules of a strategy: as many as are asked for, or as there are."""
-    enumerations: dict[str, Callable[[int], Orders]] = {
-        "deviate": _deviations,
-        "random": _random,
-        "pct": _pct,
-    }
+    enumerations = {"deviate": _deviations, "random": _random, "pct": _pct}
     if strategy not in enumerations:
         raise ValueError(f"strategy={strategy!r}: one of {', '.join(enumerations)} is expected")
     return enumerations[strategy](seed)
