@@ -262,16 +262,11 @@ def _check_number(name: str, number: Any) -> None:
 
 
 def _index(name: str, device: DeviceLike) -> int:
-    index = world.resolve(device)
-    if not 0 <= index < world.device_count():
-        hint = (
-            "name one of those"
-            if world.device_count()
-            else "enter simgpu.devices before simgpu.faults"
-        )
+    index, count = world.resolve(device), world.device_count()
+    if not 0 <= index < count:
+        hint = "name one of those" if count else "enter simgpu.devices before simgpu.faults"
         raise ValueError(
-            f"{name} names device {device!r}, out of "
-            f"{plural(world.device_count(), 'simulated device')}: {hint}"
+            f"{name} names device {device!r}, out of {plural(count, 'simulated device')}: {hint}"
         )
     return index
 
