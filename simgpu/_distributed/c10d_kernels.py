@@ -322,7 +322,7 @@ def check_reduction(dtype: torch.dtype, reduction: Reduction, backend: str) -> N
             "floating-point numbers, sum the integers and divide afterwards"
         )
     if dtype is torch.bool and name == "AVG":
-        raise TypeError("Cannot use ReduceOp.AVG with Bool")
+        raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
     if name in BITWISE and backend == "nccl":
         raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
     if name in BITWISE and real.is_floating_point:
@@ -461,12 +461,12 @@ def _rows(tensor: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not splits:
         if rows % size:
-            raise ValueError("Tensor's dim 0 does not divide equally across group size")
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
         splits = [rows // size] * size
     if len(splits) != size:
-        raise ValueError("Number of tensor splits not equal to group size")
+        raise RuntimeError("Number of tensor splits not equal to group size")
     if sum(splits) != rows:
-        raise ValueError("Split sizes doesn't match total dim 0 size")
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
     width = tensor.numel() // rows if rows else 0
     return list(torch.split(tensor.reshape(-1), [each * width for each in splits]))
 

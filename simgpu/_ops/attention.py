@@ -97,12 +97,13 @@ def _kernel_of(call: Call) -> int:
 
 
 def _consistent(call: Call) -> bool:
-    """Whether devices and dtypes agree."""
+    """Whether devices and dtypes agree, but for a mask's device: the kernel names it."""
     query, key, value, mask = call[:4]
     if not (query.device == key.device == value.device and query.dtype is key.dtype is value.dtype):
         return False
-    dtypes = torch.bool, torch.float32, query.dtype
-    return mask is None or (mask.device == query.device and mask.dtype in dtypes)
+    return mask is None or (
+        not query.is_cpu and mask.dtype in (torch.bool, torch.float32, query.dtype)
+    )
 
 
 def _batch_of_one(call: Call) -> Call:

@@ -16,7 +16,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from simgpu._core.launch import HOST_KEYS
-from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, Wider
+from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, Wider, name_of
 from simgpu._ops.table import PythonKernel, row
 
 Tensor = torch.Tensor
@@ -86,7 +86,11 @@ def transformed_dims(arguments: dict[str, Any]) -> None:
             raise IndexError(
                 f"a Fourier transform of a tensor of {given.dim()} dimensions has no dim {dim}"
             )
-    if given.dtype not in (torch.float16, torch.complex32) or not given.numel():
+    if not given.numel():
+        return
+    if given.dtype is torch.bfloat16:
+        raise RuntimeError(f"cuFFT doesn't support tensor of type: {name_of(given.dtype)}")
+    if given.dtype not in (torch.float16, torch.complex32):
         return
     sizes = [given.shape[dim] for dim in arguments["dim"]]
     if "last_dim_size" in arguments and sizes:

@@ -64,7 +64,11 @@ def _lstsq(stock: HostCode, *args: Any, driver: str | None = None, **kwargs: Any
 
 
 def _svd(stock: HostCode, *args: Any, driver: str | None = None, **kwargs: Any) -> Any:
-    return stock(*args, driver=None, **kwargs)
+    found = stock(*args, driver=None, **kwargs)
+    if kwargs.keys() & {"U", "S", "Vh"}:
+        return found
+    u, s, vh = found
+    return u, s, vh.contiguous()  # cuSOLVER writes rows, LAPACK columns
 
 
 def _lu_factor_ex(

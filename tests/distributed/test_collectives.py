@@ -106,7 +106,7 @@ def test_a_sent_tensor_is_received_in_another_shape(shape, dims):
     ("backend", "dtype", "op", "error", "text"),
     [
         ("nccl", torch.int32, "BOR", ValueError, "Cannot use ReduceOp.BOR with NCCL"),
-        ("nccl", torch.bool, "AVG", TypeError, "Cannot use ReduceOp.AVG with Bool"),
+        ("nccl", torch.bool, "AVG", TypeError, "Cannot use ReduceOp.AVG with boolean inputs"),
         ("nccl", torch.int16, "SUM", TypeError, "not supported for NCCL process group: Short"),
         ("nccl", torch.complex64, "MAX", ValueError, "does not support .*MAX on complex"),
         ("gloo", torch.float32, "BXOR", RuntimeError, "BXOR with non-integral dtype"),

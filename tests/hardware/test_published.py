@@ -37,10 +37,11 @@ def test_published_output_of_gpus_is_reproduced(path, record_property):
 
 
 @at_once
-def test_the_page_has_the_report_as_it_is():
+def test_page_has_generated_reports():
     """Written by `python -m tests.hardware.report`."""
     text = report.PAGE.read_text(encoding="utf-8")
-    assert text == report.page(text, [row_of(path) for path in files()])
+    reports = {"report": table([row_of(path) for path in files()]), **report.of_cuda_code()}
+    assert text == report.page(text, reports)
 
 
 def test_there_are_many_and_each_says_where_it_is_from():

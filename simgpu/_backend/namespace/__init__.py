@@ -140,7 +140,8 @@ class DeviceProperties(NamedTuple):
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """Name, capability, memory in bytes, multiprocessors and others of `device`."""
-    state = world.used_device(device)
+    world.initialize()
+    state = _device_of_id(device, "device")
     model = state.model
     major, minor = model.compute_capability
     return DeviceProperties(
@@ -170,6 +171,15 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     )
 
 
+def _device_of_id(device: DeviceLike, what: str) -> Device:
+    """The device with this index; for others what Python code of torch.cuda raises."""
+    index = device if isinstance(device, int) else world.resolve(device)
+    count = world.device_count()
+    if count and not 0 <= index < count:
+        raise AssertionError(f"Invalid {what} id: expected 0 to {count - 1}, got {index}")
+    return world.device(index)
+
+
 def _uuid(device: Device) -> uuid.UUID:
     """The same for a device in every process, as that of a real one is."""
     name = f"{DEVICE_TYPE}:{device.number} {device.model.name}"
@@ -194,7 +204,8 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     """Whether two different devices can copy to each other directly: any two can."""
-    return world.used_device(device) is not world.used_device(peer_device)
+    world.initialize()
+    return _device_of_id(device, "device") is not _device_of_id(peer_device, "peer device")
 
 
 # Build information and settings of `torch.simgpu`, by the names of torch.cuda.

@@ -1,12 +1,13 @@
 """What PyTorch's CUDA code did, on a GPU or an emulated CUDA, is what simulated devices do."""
 
 import json
+import re
 
 import pytest
 
 from tests.support.cuda_code import recordings
 
-FILES = recordings.files()
+FILES = recordings.files(recordings.FOLDER) + recordings.files(recordings.OF_GPUS)
 
 
 def name(path):
@@ -30,7 +31,10 @@ def test_changed_recording_fails(path):
     entries = recordings.known(path.parent / "known.toml")
     subject = recording["origin"]["subject"]
     entry = next(
-        one for one in recording["cases"] if not any(k.means(subject, one["case"]) for k in entries)
+        one
+        for one in recording["cases"]
+        if re.search(r"\d", json.dumps(one["seen"]))
+        and not any(known.means(subject, one["case"]) for known in entries)
     )
     text = json.dumps(entry["seen"])
     changed = text.translate(str.maketrans("0123456789", "1234567890"))

@@ -168,6 +168,16 @@ def test_reported_memory_is_that_of_the_model():
         assert torch.simgpu.get_device_name(1) == MODELS["A100"].name
 
 
+@given(index=st.integers(-3, 5).filter(lambda index: index not in range(2)))
+def test_properties_of_no_device_raise_as_in_torch_cuda(index):
+    with simgpu.as_cuda(2):
+        for call in (torch.cuda.get_device_properties, torch.cuda.get_device_name):
+            with pytest.raises(AssertionError, match=f"Invalid device id.* got {index}"):
+                call(index)
+        with pytest.raises(AssertionError, match=f"Invalid peer device id.* got {index}"):
+            torch.cuda.can_device_access_peer(0, index)
+
+
 def test_without_a_model_a_device_is_the_generic_one(simulated):
     assert models_of(2, None) == [GENERIC, GENERIC] == models_of(2, "generic")
     assert torch.simgpu.get_device_name(3) == "Simulated GPU"
