@@ -153,3 +153,14 @@ def _replace_in_compiler(_: Patches) -> None:
         module = sys.modules.get(name)
         if module is not None and ours is not None:
             setattr(module, _STREAM, ours)
+
+
+@PATCHES.around(
+    "torch.autograd.profiler.profile.__exit__",
+    why="it waits for the device, also where there is none",
+)
+def _end_profile(stock: Callable[..., Any], self: Any, *error: Any) -> Any:
+    """`profile.__exit__`: PyTorch profiles any device type that was registered in the process."""
+    if self.use_device == DEVICE_TYPE and not world.device_count():
+        self.use_device = None
+    return stock(self, *error)

@@ -215,3 +215,15 @@ def test_a_device_that_is_not_there_can_do_nothing(simulated):
     assert torch.float32 in capability(simulated[-1].index)["supported_dtypes"]
     with pytest.raises(RuntimeError, match=r"simgpu:64|64"):
         capability(64)
+
+
+@pytest.mark.parametrize("within", [simgpu.devices, simgpu.as_cuda])
+def test_a_profile_needs_no_device(within):
+    """PyTorch waits for the device at its end, also after the devices have ended."""
+    with within(2):
+        outlives = torch.profiler.profile()
+        outlives.start()
+    outlives.stop()
+    with torch.profiler.profile() as later:
+        torch.ones(2).add(1)
+    assert "aten::add" in {event.key for event in later.key_averages()}
