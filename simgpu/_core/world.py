@@ -254,12 +254,14 @@ def device(index: int, hint: str = "") -> Device:
         raise _none_visible(_world)
     if not 0 <= index < len(_world.devices):
         last = len(_world.devices) - 1
+        hidden = _world.machine_count - len(_world._order)
+        more = f"; CUDA_VISIBLE_DEVICES hides {hidden} more" if hidden else _world.more
         there = f"are {last + 1} simulated devices, {DEVICE_TYPE}:0 to {DEVICE_TYPE}:{last}"
         if last == 0:
             there = f"is one simulated device, {DEVICE_TYPE}:0"
         raise InvalidDeviceError(
             f"{DEVICE_TYPE} error: invalid device ordinal: {DEVICE_TYPE}:{index} was asked for, "
-            f"but there {there}{_world.more}{hint}"
+            f"but there {there}{more}{hint}"
         )
     return _world.devices[index]
 

@@ -274,9 +274,9 @@ def _unregister_later(patches: Patches) -> None:
     optional=True,
     why="libraries ask for the accelerator of the machine, which goes by the name of CUDA",
 )
-def _current_accelerator(check_available: bool = False) -> torch.device:
-    """`torch.accelerator.current_accelerator()`."""
-    return torch.device(CUDA)
+def _current_accelerator(check_available: bool = False) -> torch.device | None:
+    """`torch.accelerator.current_accelerator()`: CUDA, also where CUDA_VISIBLE_DEVICES hides it."""
+    return None if check_available and not world.device_count() else torch.device(CUDA)
 
 
 def _storage_device(self: Any) -> torch.device:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dataparallel
 import simgpu
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -123,6 +124,25 @@ def test_an_error_names_the_variable_that_hides_all_devices(value):
         for use in (torch.cuda.init, lambda: torch.ones(2).cuda(), torch.cuda.current_device):
             with pytest.raises(RuntimeError, match=words):
                 use()
+
+
+def test_programs_run_on_the_host_where_no_device_is_seen():
+    with variable(""), simgpu.as_cuda(2):
+        with torch.profiler.profile():
+            torch.ones(2).sum()
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+        assert torch.accelerator.current_accelerator(check_available=True) is None
+        for parallel in (torch.nn.DataParallel, dataparallel.DataParallel):
+            assert parallel(torch.nn.Identity())(torch.ones(3)).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("value", [None, "2,0", "1"])
+def test_an_error_names_the_variable_that_hides_a_device(value):
+    hides = {None: "", "2,0": f"; {VARIABLE} hides 2 more", "1": f"; {VARIABLE} hides 3 more"}
+    with variable(value), simgpu.as_cuda(4), pytest.raises(RuntimeError) as raised:
+        torch.ones(2, device="cuda:4")
+    assert str(raised.value).endswith(hides[value])
+    assert (VARIABLE in str(raised.value)) == (value is not None)
 
 
 @pytest.mark.parametrize("value", ["GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-GPU-1/2/3"])
