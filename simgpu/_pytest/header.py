@@ -82,7 +82,11 @@ def _sharing(config: pytest.Config, pool: pools.Pool) -> str:
 # simgpu, and neither knows that pytest runs it.
 
 # Errors of torch about "cuda" where there is none: a build for the CPU, and one with CUDA.
-_NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver")
+_NO_CUDA = (
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "module 'torch._C' has no attribute '_cuda_",
+)
 # Errors about "simgpu:0" where there are no devices: by torch before a process has made its
 # first ones, which name the type, and by simgpu later.
 _NO_NAME = "device type at start of device string: simgpu"

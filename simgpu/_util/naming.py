@@ -25,7 +25,7 @@ names = frozenset({DEVICE_TYPE})
 
 # Where a text names the device type as a program would write it: to become "cuda".
 _AS_CODE = re.compile(
-    rf"""(?x) \b{DEVICE_TYPE}(?= :\d | ['"] | \ (?:device|tensor|backend|event)s?\b )
+    rf"""(?x) \b{DEVICE_TYPE}(?= :-?\d | ['"] | \ (?:device|tensor|backend|event)s?\b )
     | (?<=torch\.) {DEVICE_TYPE}\b | (?<=\ type\ ) {DEVICE_TYPE}\b
     | (?<=\ type:\ ) {DEVICE_TYPE}\b
     | (?<=accelerator\ ) {DEVICE_TYPE}\b | (?<=\ device=) {DEVICE_TYPE}\b"""

@@ -40,6 +40,13 @@ def test_mistakes_raise_alike_for_both_names_of_devices(arguments):
     assert reported[0] == reported[1]
 
 
+@pytest.mark.parametrize("index", [-1, -9, 4, 2**15])
+def test_an_error_about_a_number_names_no_other_type(cuda, index):
+    with pytest.raises(RuntimeError, match="invalid device ordinal") as raised:
+        torch.accelerator.set_device_index(index)
+    assert "simgpu:" not in str(raised.value)
+
+
 def test_other_names_stay_what_they_are(cuda):
     for name in ("cpu", "meta", "simgpu:1", "cuda", "cuda:2"):
         assert str(torch.device(name)) == name

@@ -283,6 +283,9 @@ def test_expected():
 @pytest.mark.parametrize("n", [1, 2])
 def test_fails(n):
     torch.ones(n, device="cuda:1")
+
+def test_fails_before():
+    torch.cuda.set_device(1)
 """
 
 
@@ -293,13 +296,13 @@ def test_a_session_without_cuda_says_how_many_tests_wanted_it(pytester, workers)
     pytester.makepyfile(WANTS_CUDA)
     options = ("-p", "no:cacheprovider", *workers)
     result = pytester.runpytest_subprocess(*options)
-    result.assert_outcomes(skipped=4, failed=2, xfailed=1)
-    line = "2 skipped and 2 failed for want of CUDA: pytest --as-cuda runs the session *"
+    result.assert_outcomes(skipped=4, failed=3, xfailed=1)
+    line = "2 skipped and 3 failed for want of CUDA: pytest --as-cuda runs the session *"
     result.stdout.fnmatch_lines([line])
     assert result.stdout.str().count("--as-cuda") == 1
     assert "PytestAssertRewriteWarning" not in result.stdout.str()
     result = pytester.runpytest_subprocess(*options, "--as-cuda")
-    result.assert_outcomes(passed=3, skipped=3, xpassed=1)
+    result.assert_outcomes(passed=4, skipped=3, xpassed=1)
     assert "for want of CUDA" not in result.stdout.str()
 
 
