@@ -47,7 +47,10 @@ PATCHES = Table()
 )
 def _set_default_tensor_type(kind: Any) -> None:
     """The setter in C++, for which types of simulated devices are types as well."""
-    if isinstance(kind, TensorType) or (kind in torch._tensor_classes and kind.is_cuda):
+    of_cuda = kind in torch._tensor_classes and kind.is_cuda
+    if of_cuda and kind.layout != torch.strided:
+        raise TypeError("only dense types are supported as the default type")
+    if isinstance(kind, TensorType) or of_cuda:
         default_type.set_to_device(kind.dtype)
     else:
         default_type.set_type(kind)

@@ -85,7 +85,8 @@ def _answer_deprecated_names(patches: Patches) -> None:
         "has_cuda": torch.backends.cuda.is_built,
         "has_cudnn": torch.backends.cudnn.is_available,
     }
-    answers.update((name, ours[name]) for name in before)
+    # The warning that they are old names the function to call.
+    answers.update((name, functools.wraps(before[name])(ours[name])) for name in before)
     patches.then(lambda: answers.update(before))
 
 

@@ -150,9 +150,16 @@ def test_operators_compute_as_ever_when_the_default_type_is_a_device(cuda, defau
 
 
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
-@pytest.mark.parametrize("kind", ["torch.cuda.LongTensor", "torch.cuda.BoolTensor"])
-def test_only_types_of_floating_point_tensors_are_defaults(cuda, kind):
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("torch.cuda.LongTensor", "only floating-point types"),
+        ("torch.cuda.BoolTensor", "only floating-point types"),
+        ("torch.cuda.sparse.FloatTensor", "only dense types"),
+    ],
+)
+def test_only_types_of_dense_floating_point_tensors_are_defaults(cuda, kind, words):
+    with pytest.raises(TypeError, match=words):
         torch.set_default_tensor_type(kind)
     assert torch.ones(1).device == torch.device("cpu")
 

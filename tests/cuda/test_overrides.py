@@ -113,10 +113,20 @@ def test_an_assignment_of_data_is_one_call(cuda, place):
     assert x.device == cuda[1]
 
 
+@pytest.mark.filterwarnings("ignore:The torch.cuda")
+def test_a_call_of_a_type_is_not_seen(cuda):
+    """A class of C++ makes the tensor."""
+    with Seeing() as mode:
+        made = [torch.cuda.FloatTensor(2), torch.cuda.LongTensor([1]), torch.FloatTensor(2)]
+    assert [seen for seen in mode.seen if seen[0] != "__get__"] == []
+    assert [x.device for x in made] == [cuda[0], cuda[0], torch.device("cpu")]
+
+
 def test_deprecated_names_know_that_there_is_cuda(cuda):
-    with pytest.warns(UserWarning, match="has_cuda.* is deprecated"):
+    there = r"'has_cuda' is deprecated, please use 'torch\.backends\.cuda\.is_built\(\)'"
+    with pytest.warns(UserWarning, match=there):
         assert torch.has_cuda
-    with pytest.warns(UserWarning, match="has_cudnn.* is deprecated"):
+    with pytest.warns(UserWarning, match=r"use 'torch\.backends\.cudnn\.is_available\(\)'"):
         assert torch.has_cudnn
 
 

@@ -44,8 +44,9 @@ class TensorType(type):
         if not _warned:
             _warned.append(True)
             warnings.warn(_NO_LONGER.format(cls.__module__.removeprefix("torch.")), stacklevel=2)
-        here = torch.device(DEVICE_TYPE) if device is None else torch.device(device)
-        return torch.empty(0, dtype=cls.dtype, device=here).new(*args)
+        with torch._C.DisableTorchFunction():  # C++ makes those of torch.cuda, unseen by modes
+            here = torch.device(DEVICE_TYPE if device is None else device)
+            return torch.empty(0, dtype=cls.dtype, device=here).new(*args)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return (
