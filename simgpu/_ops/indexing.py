@@ -21,6 +21,7 @@ from simgpu._ops.dtypes import (
     INTEGERS,
     NO_FLOAT8,
     NO_UNSIGNED,
+    SINCE_2_14,
     UNSIGNED,
     Moved,
     Only,
@@ -86,9 +87,10 @@ row("index", "masked_select", dtypes=Only(NO_UNSIGNED, "index_cuda", of_first=Tr
 
 
 def _few_dims_of_sums(arguments: dict[str, Any], past: str) -> None:
-    """`few_dims` of `index_add`, which has another kernel along the first dimension."""
+    """`few_dims` of `index_add`: since torch 2.14 `scatter_add` adds along the first dimension."""
     x: Tensor = arguments["self"]
-    if x.dim() != 25 or arguments["dim"] % 25:
+    scatters = SINCE_2_14 and not x.is_complex() and x.dtype is not torch.bool
+    if x.dim() != 25 or arguments["dim"] % 25 or arguments.get("alpha", 1) != 1 or not scatters:
         few_dims(arguments, past)
 
 
@@ -118,10 +120,10 @@ row(
     "scatter_add[_]",
     dtypes=Only(NO_UNSIGNED, _GATHER_KERNEL, of_first=True),
 )
-row("index_add", checks=(partial(_few_dims_of_sums, past=_MANY_DIMS),))
+row("index_add[_]", checks=(partial(_few_dims_of_sums, past=_MANY_DIMS),))
 row("index_fill[_]", no_cpu_numbers={"index": ""})
 row("index_reduce[_]", dtypes=_index_reduce)
-row("index_reduce", checks=(partial(few_dims, past=_MANY_DIMS),))
+row("index_reduce[_]", checks=(partial(few_dims, past=_MANY_DIMS),))
 row(
     "index_select",
     checks=(partial(few_dims, past="Tensor too large or too many (> 25) dimensions"),),

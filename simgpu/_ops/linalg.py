@@ -189,7 +189,7 @@ row(
 )
 row("_compute_linear_combination", checks=(linear_combination,))
 row("trace", wider=Wider({**COMPLEX_HALF, **_without_trace(HALVES), torch.bool: torch.uint8}))
-row("tril", "triu", checks=(few_dims,))
+row("tril[_]", "triu[_]", checks=(few_dims,))
 row("tril_indices", "triu_indices", none_if_empty=True)
 row(
     "triangular_solve",

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
+from torch.torch_version import TorchVersion
 
 HALVES = st.sampled_from([torch.float16, torch.bfloat16])
 LAYERS = st.sampled_from([nn.LSTM, nn.GRU, nn.RNN])
@@ -207,11 +208,21 @@ MANY = {
     "index_add": (lambda x, i: x.index_add(1, i, x), ROOM, "tensor has too many (>25) dims"),
     "index_add along the first": (
         lambda x, i: x.index_add(0, i, x),
-        "",
+        "" if TorchVersion(torch.__version__) >= "2.14" else ROOM,
         "tensor has too many (>25) dims",
     ),
     "index_reduce": (
         lambda x, i: x.index_reduce(0, i, x, "amax"),
+        ROOM,
+        "tensor has too many (>25) dims",
+    ),
+    "index_add_": (
+        lambda x, i: x.index_add_(1, i, x.clone()),
+        ROOM,
+        "tensor has too many (>25) dims",
+    ),
+    "index_reduce_": (
+        lambda x, i: x.index_reduce_(0, i, x.clone(), "amax"),
         ROOM,
         "tensor has too many (>25) dims",
     ),
@@ -236,6 +247,7 @@ MANY = {
     "take": (lambda x, i: x.take(i), "", "tensor has too many (>25) dims"),
     "topk": (lambda x, i: x.topk(1), ROOM, "input tensor has too many dimensions"),
     "tril": (lambda x, i: x.tril(), ROOM, ""),
+    "triu_": (lambda x, i: x.triu_(), ROOM, ""),
 }
 
 
