@@ -156,7 +156,11 @@ for _kind, _taps in (("bilinear", 2), ("bicubic", 4)):
         dtypes=_rule,
         wider=Wider(HALVES),
     )
-    row(f"_upsample_{_kind}2d_aa_backward", wider=Wider(HALVES))
+    row(
+        f"_upsample_{_kind}2d_aa_backward",
+        wider=Wider(HALVES),
+        nondeterministic=(f"upsample_{_kind}2d_aa_backward_out_cuda", None),
+    )
 for _name in (
     *("upsample_bicubic2d_backward", "upsample_bilinear2d_backward"),
     *("upsample_linear1d_backward", "upsample_trilinear3d_backward"),

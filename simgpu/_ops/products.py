@@ -65,6 +65,10 @@ def int8_product(arguments: dict[str, Any]) -> None:
             raise RuntimeError(f"expected scalar type Char but found {name_of(matrix.dtype)}")
 
 
+# AMD's dtypes, and that of scales.
+_UNKNOWN_TO_CUBLAS = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+
+
 def scaled_product(arguments: dict[str, Any]) -> None:
     """Sizes and layouts that cuBLAS has for float8 (ATen/native/cuda/ScaledBlas.cpp)."""
     left, right = arguments["self"], arguments["mat2"]
@@ -78,13 +82,16 @@ def scaled_product(arguments: dict[str, Any]) -> None:
         )
     if columns % 16:
         raise RuntimeError(f"mat2 shape ({inner}x{columns}) must be divisible by 16")
-    scales = (_first(arguments[name]) for name in ("scale_a", "scale_b"))
-    if not rows * inner * columns or any(scale.numel() != 1 for scale in scales):
-        return  # nothing to compute, or a kernel for rows and blocks of their own scales
-    if _is_column_major(left) or not _is_column_major(right):
+    if not rows * inner * columns:
+        return
+    one_scale = all(_first(arguments[name]).numel() == 1 for name in ("scale_a", "scale_b"))
+    if one_scale and (_is_column_major(left) or not _is_column_major(right)):
         raise RuntimeError(
             "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
         )
+    for matrix in (right, left):
+        if matrix.dtype in _UNKNOWN_TO_CUBLAS:
+            raise RuntimeError(f"Cannot convert ScalarType {name_of(matrix.dtype)} to cudaDataType")
 
 
 def _first(value: Any) -> Any:
@@ -105,11 +112,8 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     **_: Any,
 ) -> None:
-    for matrix in (self, mat2):
-        if matrix.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):  # those of AMD
-            raise RuntimeError(f"Cannot convert ScalarType {name_of(matrix.dtype)} to cudaDataType")
     if self.dtype is mat2.dtype is torch.float8_e5m2:
-        raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
+        raise ValueError("Multiplication of two Float8_e5m2 matrices is not supported")
     if bias is not None:
         _bias_of_scaled_mm(bias.dtype, out_dtype or self.dtype)
 

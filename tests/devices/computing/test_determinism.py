@@ -40,8 +40,8 @@ def value(function, *shape):
     return lambda device: lambda: function(torch.rand(shape, device=device))
 
 
-def interpolated(mode):
-    return lambda x: F.interpolate(x, scale_factor=2, mode=mode)
+def interpolated(mode, **options):
+    return lambda x: F.interpolate(x, scale_factor=2, mode=mode, **options)
 
 
 def of_index(function):
@@ -115,6 +115,14 @@ CALLS = {
         gradient(interpolated("bicubic"), 1, 2, 4, 4),
         "upsample_bicubic2d_backward_out_cuda",
     ),
+    "bilinear, antialiased": (
+        gradient(interpolated("bilinear", antialias=True), 1, 2, 4, 4),
+        "upsample_bilinear2d_aa_backward_out_cuda",
+    ),
+    "bicubic, antialiased": (
+        gradient(interpolated("bicubic", antialias=True), 1, 2, 4, 4),
+        "upsample_bicubic2d_aa_backward_out_cuda",
+    ),
     "trilinear": (
         gradient(interpolated("trilinear"), 1, 2, 4, 4, 4),
         "upsample_trilinear3d_backward_out_cuda",
@@ -161,8 +169,14 @@ CALLS = {
     "put more": (of_index(lambda x, i, y: x.put(i, y, accumulate=True)), "put_"),
     "scattered product": (
         of_index(lambda x, i, y: x.scatter_reduce_(0, i, y, "prod")),
-        "scatter_reduce_cuda",
+        "scatter_reduce_cuda_prod_",
     ),
+    "scattered factors": (
+        of_index(lambda x, i, y: x.scatter_(0, i, y, reduce="multiply")),
+        "scatter_reduce_cuda_kernel",
+    ),
+    "scattered terms": (of_index(lambda x, i, y: x.scatter_(0, i, y, reduce="add")), None),
+    "reduced": (of_index(lambda x, i, y: x.index_reduce_(0, i, y, "amax")), "index_reduce_cuda"),
     "scattered sum": (of_index(lambda x, i, y: x.scatter_reduce(0, i, y, "sum")), None),
     "added": (of_index(lambda x, i, y: x.index_add(0, i, y)), None),
     "sums so far": (value(lambda x: x.cumsum(0), 4), None),
@@ -171,6 +185,7 @@ CALLS = {
 
 
 @pytest.mark.usefixtures("words_of_newer_cuda")
+@pytest.mark.filterwarnings("ignore:index_reduce", "ignore:The reduce argument")
 @pytest.mark.parametrize("name", CALLS)
 @given(slot=st.integers(0, 7))
 def test_nondeterministic_call_is_refused_if_asked(devices, name, slot):
