@@ -9,6 +9,7 @@ Source: the calls of PyTorch's operator database with each dtype, by its own cod
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,14 @@ def _batch_norm(args: _Args, _: Mapping[str, Any]) -> str:
 
 
 def _lu(args: _Args, _: Mapping[str, Any]) -> str:
-    return "lu_factor_cusolver" if args[0].dim() == 2 else "lu_factor_magma_batched"
+    *batch, rows, columns = args[0].shape
+    if rows != columns:
+        return "lu_factor_magma_batched"
+    count = math.prod(batch)
+    if count == 1:
+        return "lu_factor_cusolver"
+    small = rows <= 16 or (rows <= 128 and count <= 16)
+    return "lu_factor_cublas" if small else "lu_factor_magma_batched"
 
 
 def _nll_loss(args: _Args, _: Mapping[str, Any]) -> str:

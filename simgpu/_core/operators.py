@@ -165,7 +165,14 @@ def found_no_kernel(error: BaseException, op: torch._ops.OpOverload) -> bool:
 def refused_dtype(error: BaseException) -> bool:
     """Whether a kernel was not compiled for a dtype (aten/src/ATen/Dispatch.h)."""
     text = str(error)
-    return "not implemented for" in text or "one of the following scalar types" in text
+    return any(
+        words in text
+        for words in (
+            "not implemented for",
+            "one of the following scalar types",
+            "to be floating point type",  # PyTorch's meta kernel of embedding_bag
+        )
+    )
 
 
 def began_twice(error: BaseException) -> bool:

@@ -41,6 +41,14 @@ _fused_backward = overload(
 )._handle.redispatch_boxed
 _HALVES = (torch.float16, torch.bfloat16)
 _HALVES_AND_FLOATS = (*_HALVES, torch.float32)
+# A kernel's name, its dtypes, and what it says of others.
+_FLASH = "flash attention", _HALVES, "FlashAttention only support fp16 and bf16 data type"
+_EFFICIENT = (
+    "memory efficient attention",
+    _HALVES_AND_FLOATS,
+    "Only fp32, half & bf16 supported at the moment",
+)
+_CUDNN = "cuDNN attention", _HALVES, "cuDNN attention takes torch.float16 and torch.bfloat16"
 _LSE_ALIGNMENT = 32  # rows, of efficient attention
 _TINY = torch.finfo(torch.float32).tiny
 _BIAS_ALIGNMENT = 16  # elements of a row, of the gradient of a bias
@@ -246,8 +254,7 @@ def rescaled_qkv(arguments: dict[str, Any]) -> None:
 
 
 def _check(
-    name: str,
-    dtypes: Sequence[torch.dtype],
+    kernel: tuple[str, Sequence[torch.dtype], str],
     tensors: Sequence[Tensor],
     debug_mask: bool = False,
 ) -> None:
@@ -255,10 +262,10 @@ def _check(
 
     `tensors` are query, key and value.
     """
+    name, dtypes, refusal = kernel
     query, key, value = tensors
     if query.dtype not in dtypes:
-        taken = ", ".join(map(str, dtypes))
-        raise RuntimeError(f"{name} takes {taken} on CUDA, and query is {query.dtype}")
+        raise RuntimeError(f"{refusal}, got {query.dtype}")
     if debug_mask:
         raise UnsupportedError(f"{name} with return_debug_mask=True is not simulated")
     _agree({"query": query, "key": key, "value": value})
@@ -419,7 +426,7 @@ def _flash_forward(
     scale: float | None = None,
     source: Any = None,
 ) -> tuple[Any, ...]:
-    _check("flash attention", _HALVES, (query, key, value), return_debug_mask)
+    _check(_FLASH, (query, key, value), return_debug_mask)
     drawn = _Drawn.from_source(source, dropout_p, query.shape[0] * query.shape[1] * 32)
     out, sums = _Flash(drawn, is_causal, scale).attention(query, key, value).forward()
     lengths = query.shape[2], key.shape[2]
@@ -445,7 +452,7 @@ def _flash_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    _check("flash attention", _HALVES, (query, key, value))
+    _check(_FLASH, (query, key, value))
     drawn = _of_state(philox_seed, dropout_p)
     attention = _Flash(drawn, is_causal, scale).attention(query, key, value)
     grads = attention.backward(grad_out, out, logsumexp)
@@ -489,7 +496,7 @@ def _flash_attention_forward(
     flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right, most)
     if cum_seq_q is None:
         parts = _heads_first(query, key, value)
-        _check("flash attention", _HALVES, parts, return_debug_mask)
+        _check(_FLASH, parts, return_debug_mask)
         out, sums = flash.attention(*parts).forward()
         out, sums = out.transpose(1, 2), _dense(sums)
     else:
@@ -565,7 +572,7 @@ def _flash_attention_backward(
     flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right, most)
     if cum_seq_q is None or cum_seq_k is None:
         parts = _heads_first(query, key, value)
-        _check("flash attention", _HALVES, parts)
+        _check(_FLASH, parts)
         made = grad_out.transpose(1, 2), out.transpose(1, 2), logsumexp
         found = flash.attention(*parts).backward(*made)
         grads = [grad.transpose(1, 2) for grad in found[:3]]
@@ -646,7 +653,7 @@ def _efficient_forward(
     scale: float | None = None,
     source: Any = None,
 ) -> tuple[Tensor, ...]:
-    _check("memory efficient attention", _HALVES_AND_FLOATS, (query, key, value))
+    _check(_EFFICIENT, (query, key, value))
     _check_bias(attn_bias, query, key)
     count = math.prod((*query.shape[:3], key.shape[2]))
     drawn = _Drawn.from_source(source, dropout_p, count)
@@ -672,7 +679,7 @@ def _efficient_backward(
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
     sums = logsumexp[..., : query.shape[2]]
-    _check("memory efficient attention", _HALVES_AND_FLOATS, (query, key, value))
+    _check(_EFFICIENT, (query, key, value))
     _check_bias(attn_bias, query, key)
     drawn = _Drawn.from_tensors(philox_seed, philox_offset, dropout_p)
     attention = _Efficient(drawn, scale, attn_bias, int(is_causal)).attention(query, key, value)
@@ -712,7 +719,7 @@ def _efficient_attention_forward(
     lengths = rows, key.shape[1]
     if cu_seqlens_q is None:
         parts = _heads_first(query, key, value)
-        _check("memory efficient attention", _HALVES_AND_FLOATS, parts)
+        _check(_EFFICIENT, parts)
         _check_bias(bias, parts[0], parts[1])
         efficient = _Efficient(drawn, scale, bias, custom_mask_type, window_size)
         out, sums = efficient.attention(*parts).forward()
@@ -774,7 +781,7 @@ def _efficient_attention_backward(
     of_bias = None
     if cu_seqlens_q is None:
         parts = _heads_first(query, key, value)
-        _check("memory efficient attention", _HALVES_AND_FLOATS, parts)
+        _check(_EFFICIENT, parts)
         _check_bias(bias, parts[0], parts[1])
         efficient = _Efficient(drawn, scale, bias, custom_mask_type, window_size)
         wanted = bias is not None and bias_requires_grad
@@ -825,7 +832,7 @@ def _cudnn_forward(
     scale: float | None = None,
     source: Any = None,
 ) -> tuple[Any, ...]:
-    _check("cuDNN attention", _HALVES, (query, key, value), return_debug_mask)
+    _check(_CUDNN, (query, key, value), return_debug_mask)
     drawn = _Drawn.from_source(source, dropout_p, math.prod((*query.shape[:3], key.shape[2])))
     bias = _cudnn_bias(attn_bias, query, key)
     efficient = _Efficient(drawn, scale, bias, int(is_causal))
@@ -862,7 +869,7 @@ def _cudnn_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     sums = logsumexp.view(query.shape[:3])
-    _check("cuDNN attention", _HALVES, (query, key, value))
+    _check(_CUDNN, (query, key, value))
     drawn = _Drawn.from_tensors(philox_seed, philox_offset, dropout_p)
     bias = _cudnn_bias(attn_bias, query, key)
     efficient = _Efficient(drawn, scale, bias, int(is_causal))

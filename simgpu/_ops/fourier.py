@@ -17,13 +17,14 @@ from torch.torch_version import TorchVersion
 
 from simgpu._core.launch import HOST_KEYS
 from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, Wider, name_of
-from simgpu._ops.table import PythonKernel, row
+from simgpu._ops.table import HostCode, PythonKernel, row
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 _TAKES_BFLOAT16 = TorchVersion(torch.__version__) >= "2.14"
 _ORTHO = 1
 _NONE, _BY_SIZE = 0, 2
+_MOST_DIMS = 3  # of one plan of cuFFT
 # Real numbers in, complex ones out; all others begin with complex numbers.
 _OF_REAL = ("rfft", "rfft2", "rfftn", "ihfft", "ihfft2", "ihfftn")
 _NAMES = (
@@ -102,9 +103,61 @@ def transformed_dims(arguments: dict[str, Any]) -> None:
         )
 
 
+def _like_cufft(
+    kind: str,
+    stock: HostCode,
+    keys: torch._C.DispatchKeySet,
+    self: Tensor,
+    dim: Sequence[int],
+    *args: Any,
+    **out: Tensor,
+) -> Tensor:
+    """A transform whose result has cuFFT's strides (ATen/native/cuda/SpectralOps.cpp).
+
+    `kind` is "c2c", "r2c" or "c2r".
+    """
+    found: Tensor = stock(keys, self, dim, *args, **out)
+    if out or not dim or not found.numel():
+        return found
+    order = sorted(range(self.dim()), key=self.stride, reverse=True)
+    plans = [list(dim)]  # of "r2c" and "c2r", where cuFFT takes all dimensions at once
+    if kind == "c2c":
+        plans = _plans(order, dim)
+    elif len(dim) > _MOST_DIMS or list(dim[:2]) == [0, 1]:
+        if kind == "r2c":
+            plans = [[dim[-1]], *_plans(_after(order, [dim[-1]]), dim[:-1])]
+        else:
+            plans = [*_plans(order, dim[:-1]), [dim[-1]]]
+    elif kind == "c2r":
+        order = sorted(order)  # of a dense copy, which cuFFT overwrites
+    for plan in plans:
+        order = _after(order, plan)
+    back = [order.index(each) for each in range(self.dim())]
+    return found.permute(order).contiguous().permute(back)
+
+
+def _after(order: list[int], plan: list[int]) -> list[int]:
+    """Dimensions from the outermost; a plan of cuFFT has those that it transforms innermost."""
+    return [each for each in order if each not in plan] + plan
+
+
+def _plans(order: list[int], dims: Sequence[int]) -> list[list[int]]:
+    """The plans of cuFFT that transform complex numbers, each of the innermost dimensions left."""
+    plans, left = [], set(dims)
+    while left:
+        plans.append([each for each in order if each in left][-_MOST_DIMS:])
+        left -= set(plans[-1])
+        order = _after(order, plans[-1])
+    return plans
+
+
 for _name in _NAMES:
     row(f"fft_{_name}", above_autograd=_kernel(_name))
-row("_fft_c2c", "_fft_c2r", checks=(transformed_dims,), wider=Wider(COMPLEX_HALF))
-row("_fft_r2c", checks=(transformed_dims,), wider=Wider(HALVES))
-# Its meta kernel does not conjugate lazily.
-row("_fft_c2r", "_fft_r2c", wrong_on_meta=True)
+for _kind in ("c2c", "c2r", "r2c"):
+    row(
+        f"_fft_{_kind}",
+        checks=(transformed_dims,),
+        wider=Wider(HALVES if _kind == "r2c" else COMPLEX_HALF),
+        host=partial(_like_cufft, _kind),
+        wrong_on_meta=True,  # other strides, and some conjugate lazily
+    )

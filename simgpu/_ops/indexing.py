@@ -94,10 +94,10 @@ def _few_dims_of_sums(arguments: dict[str, Any], past: str) -> None:
         few_dims(arguments, past)
 
 
-def _index_reduce(self: Tensor, reduce: str, **_: Any) -> None:
-    """Numbers with an order are reduced to all; `amax` and `amin` of others the host refuses."""
-    if reduce in ("prod", "mean") and self.dtype not in FLOATING | INTEGERS:
-        raise no_kernel("index_reduce", self.dtype)
+def _index_reduce(self: Tensor, *, include_self: bool = True, **_: Any) -> None:
+    kernel = "index_reduce" if include_self else "index_reduce_func_cuda_exclude_input_init"
+    if self.dtype not in FLOATING | INTEGERS:
+        raise no_kernel(kernel, self.dtype)
 
 
 def _scatter_reduce(
@@ -105,8 +105,11 @@ def _scatter_reduce(
     reduce: str,
     *,
     kernel: str = "cuda_scatter_gather_base_kernel_func",
+    include_self: bool = True,
     **_: Any,
 ) -> None:
+    if not include_self and self.dtype in UNSIGNED | {torch.complex32}:
+        raise no_kernel("scatter_reduce_exclude_input_init", self.dtype)
     no_order = self.is_complex() or self.dtype is torch.bool
     if (no_order and reduce not in ("sum", "add")) or self.dtype in UNSIGNED:
         raise no_kernel(kernel, self.dtype)
@@ -122,7 +125,7 @@ row(
 )
 row("index_add[_]", checks=(partial(_few_dims_of_sums, past=_MANY_DIMS),))
 row("index_fill[_]", no_cpu_numbers={"index": ""})
-row("index_reduce[_]", dtypes=_index_reduce)
+row("index_reduce[_]", dtypes=_index_reduce, nondeterministic=("index_reduce_cuda", None))
 row("index_reduce[_]", checks=(partial(few_dims, past=_MANY_DIMS),))
 row(
     "index_select",
@@ -132,8 +135,12 @@ row("flip", "gather", wider=Moved())
 row("scatter[_].src[_out]", wider=Moved())
 row("scatter[_].reduce[_out]", "scatter_reduce[_]", dtypes=_scatter_reduce)
 row(
+    "scatter[_].reduce[_out]",
+    nondeterministic=("scatter_reduce_cuda_kernel", lambda call: call["reduce"] == "multiply"),
+)
+row(
     "scatter_reduce[_]",
-    nondeterministic=("scatter_reduce_cuda", lambda call: bool(call["reduce"] == "prod")),
+    nondeterministic=("scatter_reduce_cuda_prod_", lambda call: bool(call["reduce"] == "prod")),
 )
 row(
     "scatter[_].value[_out]",

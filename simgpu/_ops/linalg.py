@@ -26,6 +26,7 @@ from simgpu._ops.dtypes import (
 from simgpu._ops.table import HostCode, row
 
 Tensor = torch.Tensor
+_OF_LAPACK = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _SVD_DRIVERS = ("gesvd", "gesvdj", "gesvda")
 
 
@@ -64,11 +65,14 @@ def _lstsq(stock: HostCode, *args: Any, driver: str | None = None, **kwargs: Any
 
 
 def _svd(stock: HostCode, *args: Any, driver: str | None = None, **kwargs: Any) -> Any:
-    found = stock(*args, driver=None, **kwargs)
-    if kwargs.keys() & {"U", "S", "Vh"}:
-        return found
-    u, s, vh = found
-    return u, s, vh.contiguous()  # cuSOLVER writes rows, LAPACK columns
+    return _last_in_rows(stock, *args, driver=None, **kwargs)
+
+
+def _last_in_rows(stock: HostCode, *args: Any, **kwargs: Any) -> Any:
+    """cuSOLVER writes Vh and eigenvectors in rows, LAPACK in columns."""
+    *found, vectors = stock(*args, **kwargs)
+    is_out = any(vectors is given for given in kwargs.values())
+    return *found, vectors if is_out else vectors.contiguous()
 
 
 def _lu_factor_ex(
@@ -80,7 +84,7 @@ def _lu_factor_ex(
     check_errors: bool = False,
     **out: Tensor,
 ) -> Any:
-    if pivot:
+    if pivot or A.dtype not in _OF_LAPACK:
         return stock(keys, A, check_errors=check_errors, **out)
     found = _factors(A)
     if check_errors:
@@ -96,7 +100,7 @@ def _lu(
     pivot: bool = True,
     **out: Tensor,
 ) -> Any:
-    if pivot:
+    if pivot or A.dtype not in _OF_LAPACK:
         return stock(keys, A, **out)
     both, _, _ = _factors(A)
     rank = min(A.shape[-2:])
@@ -175,7 +179,7 @@ def _without_trace(wider: dict[torch.dtype, torch.dtype]) -> dict[torch.dtype, t
 
 
 row("_linalg_svd", host=_svd, checks=(svd_driver,), wrong_on_meta=True)
-row("linalg_eig", wrong_on_meta=True)
+row("linalg_eig", host=_last_in_rows, wrong_on_meta=True)
 row("linalg_ldl_solve", checks=(ldl_solve, pivots))
 row("linalg_lstsq", host=_lstsq, checks=(lstsq_driver,))
 row("linalg_lu", host=_lu)

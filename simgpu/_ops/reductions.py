@@ -11,7 +11,9 @@ from simgpu._ops.checks import few_dims
 from simgpu._ops.dtypes import (
     COMPLEX_HALVES,
     FLOAT8,
+    FLOATING,
     HALVES,
+    INTEGERS,
     INTEGERS_AS_DOUBLES,
     NO_COMPLEX_HALF,
     NO_FLOAT8,
@@ -60,6 +62,8 @@ row("nansum", host=_sum_of_numbers)
 
 
 def _histc(self: Tensor, **_: Any) -> None:
+    if self.dtype not in FLOATING | INTEGERS:
+        raise no_kernel("histc", self.dtype)
     if SINCE_2_14:
         return
     if self.dtype is torch.float16:

@@ -25,7 +25,6 @@ SAMPLES = 3
 
 def database():
     """The operators by full name."""
-    torch.backends.cudnn.enabled = False  # PyTorch's test harness forbids to set it later
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in op_db}

@@ -10,6 +10,8 @@ import torch
 
 # How simulated devices and PyTorch name the type that is CUDA's here.
 _NAMES = re.compile(r"simgpu|SIMGPU|privateuseone|PrivateUse1|PRIVATEUSEONE")
+# How C++ calls the type of a tensor that is not CUDA's.
+_TENSOR_TYPE = re.compile(r"\bcuda(Byte|Char|Double|Float|Half|Int|Long|Short)Type\b")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Side:
 def words(text, most=300):
     """The first line of an error, with the same names for devices of either kind."""
     line = _NAMES.sub("cuda", str(text).partition("\n")[0])
+    line = _TENSOR_TYPE.sub(r"torch.cuda.\1Tensor", line)
     return re.sub(r"0x[0-9a-f]+", "0x", line.replace("CUDA", "cuda"))[:most]
 
 
