@@ -39,6 +39,24 @@ def test_readme_works(reader):
     run_page(ROOT / "README.md", *reader)
 
 
+def test_readme_fits_one_screen():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 90
+
+
+def test_readme_has_the_figures_of_the_report():
+    text = (ROOT / "docs" / "fidelity.md").read_text("utf-8")
+    report = text.partition("<!-- begin of the report -->")[2].partition("<!-- end")[0]
+    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if line[:2] == "| "]
+    # The first row is the head, the second the line below it.
+    cases, agreed = ({row[0]: int(row[at]) for row in rows[2:]} for at in (3, 5))
+    others = ("all", "one_h200")
+    published = [sum(n for name, n in of.items() if name not in others) for of in (agreed, cases)]
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert cases["one_h200"] == agreed["one_h200"]
+    assert f"repeat all {cases['one_h200']} cases recorded there" in readme
+    assert f"and {published[0]} of {published[1]} that other people's GPUs printed" in readme
+
+
 def test_tests_not_run_are_counted():
     """One more block that is not run is one more to write down, in the row of its reason."""
     assert dict(Counter(excuse for path in PAGES for excuse in excuses(blocks(path)))) == NOT_RUN
