@@ -1,8 +1,9 @@
 """What the caller of a collective waits for: `Pending` for one call, `Work` for C++ and Python.
 
 The output of an asynchronous call is poisoned until somebody waits: a program that reads it before,
-which on CUDA sees old values or half of the new ones, sees NaN here. It lands where `wait()` says
-that it is there, where its future is asked for, or where the device is synchronized.
+which on CUDA sees old values or half of the new ones, sees NaN here. It lands where `wait()` or
+`is_completed()` says that it is there, where its future is asked for, or where the device is
+synchronized.
 """
 
 from __future__ import annotations
@@ -181,11 +182,20 @@ class Pending:
             pending.previous = None
             if pending.done() or pending._waits is not None:  # or a thread is about to submit it
                 pending._wait(seconds)
-                with pending._lock:
-                    landing, pending._landing = pending._landing, []
-                for tensor, result in landing:
-                    tensor.copy_(result)
+                pending._land()
         self._raise()
+
+    def land_what_has_run(self) -> None:
+        """Write the results of it, and of those calls before that have run."""
+        for pending in reversed([*self._and_before()]):
+            if pending.done():
+                pending._land()
+
+    def _land(self) -> None:
+        with self._lock:
+            landing, self._landing = self._landing, []
+        for tensor, result in landing:
+            tensor.copy_(result)
 
     def _and_before(self) -> Iterator[Pending]:
         """This call and those before it, the last one first."""
@@ -280,7 +290,14 @@ class Work(distributed.Work):
         return _future(outputs)
 
     def is_completed(self) -> bool:
-        return all(pending.has_run() for pending in self._pending)
+        """Whether all of it has run: then the outputs are there, as after an event that is over."""
+        if not all(pending.has_run() for pending in self._pending):
+            return False
+        for pending in self._pending:
+            pending.land_what_has_run()
+        if self.exception() is None:
+            finished(self._collectives())
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None

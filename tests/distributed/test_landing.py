@@ -52,34 +52,45 @@ def begin(step, memory, number, count, async_op):
     return GATHER(memory[at : at + count * each], read, async_op=async_op)
 
 
-def run(rank, count, steps, waits=None):
+def asked_for(work):
+    while not work.is_completed():
+        pass
+
+
+def run(rank, count, steps, waits=None, wait=dist.Work.wait):
     """What lies in the memory at the end; `waits`: the order of waits behind the last."""
     memory = torch.arange(ROOM, device="cuda") + 10.0 * rank
     late = waits is not None
     works = [begin(step, memory, n, count, late) for n, step in enumerate(steps)]
     if late:
-        works[-1].wait()  # which waits for all before it
+        wait(works[-1])  # which waits for all before it
         for which in waits:
-            works[which].wait()
+            wait(works[which])
     return memory.tolist()
 
 
+each_way = pytest.mark.parametrize("wait", [dist.Work.wait, asked_for])
+
+
+@each_way
 @few
 @given(count=strategies.world_sizes(1, 3), steps=steps, data=st.data(), seed=schedules)
-def test_calls_on_memory_in_common_are_those_of_one_stream(count, steps, data, seed):
+def test_calls_on_memory_in_common_are_those_of_one_stream(count, steps, wait, data, seed):
     """Each reads what the ones before it have written, and the last one to write is seen."""
     waits = [data.draw(st.permutations(range(len(steps)))) for _ in range(count)]
     wanted = simgpu.ranks(count, lambda rank: run(rank, count, steps))
-    assert simgpu.ranks(count, lambda r: run(r, count, steps, waits[r]), schedule=seed) == wanted
+    found = simgpu.ranks(count, lambda r: run(r, count, steps, waits[r], wait), schedule=seed)
+    assert found == wanted
 
 
+@each_way
 @few
 @given(steps=steps, data=st.data())
-def test_so_they_are_in_a_process(steps, data):
+def test_so_they_are_in_a_process(steps, wait, data):
     waits = data.draw(st.permutations(range(len(steps))))
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert run(0, 1, steps, waits) == run(0, 1, steps)
+        assert run(0, 1, steps, waits, wait) == run(0, 1, steps)
     finally:
         dist.destroy_process_group()
 
