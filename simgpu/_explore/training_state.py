@@ -11,6 +11,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -19,12 +20,17 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from simgpu._core.world import active_devices
 
-_Kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_Optimizers = (torch.optim.Optimizer,)
+_Schedulers = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_Kinds = (torch.Tensor, torch.nn.Module, *_Optimizers, *_Schedulers)
 _NUMBERS = (float, complex, numpy.generic, numpy.ndarray)
 
 
 def find_state(step: Callable[[], Any]) -> list[Any]:
-    """The modules, optimizers and tensors that `step` names: as globals, closed over, bound."""
+    """What `step` names of what it may change, as globals, closed over, or bound.
+
+    These are modules, tensors, optimizers, schedulers of learning rates, and gradient scalers.
+    """
     inner = inspect.unwrap(step)
     candidates: list[Any] = []
     while hasattr(inner, "func"):  # functools.partial
@@ -44,7 +50,7 @@ def find_state(step: Callable[[], Any]) -> list[Any]:
 
 
 class State:
-    """The values of some modules, optimizers and tensors, and of all generators, at one moment."""
+    """The values of what `find_state` finds, and of all generators, at one moment."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         objects = list(objects)
@@ -52,8 +58,11 @@ class State:
         self._buffers = dict(_named(objects, "named_buffers"))
         plain = [thing for thing in objects if isinstance(thing, torch.Tensor)]
         self._parameters |= {f"tensor {i}": tensor for i, tensor in enumerate(plain)}
-        self._optimizers = [t for t in objects if isinstance(t, torch.optim.Optimizer)]
-        self._values, self._grads, self._settings, self._random = self.outcome()
+        self._trainers = [
+            [thing for thing in objects if isinstance(thing, kinds)]
+            for kinds in (_Optimizers, _Schedulers)
+        ]
+        self._values, self._grads, *self._settings, self._random = self.outcome()
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._parameters.items()
@@ -64,7 +73,7 @@ class State:
         return [
             {name: host_copy(tensor) for name, tensor in self._tensors()},
             {name: host_copy(t.grad) for name, t in self._parameters.items() if t.is_leaf},
-            [host_copy(optimizer.state_dict()) for optimizer in self._optimizers],
+            *([host_copy(each.state_dict()) for each in kind] for kind in self._trainers),
             _random_states(),
         ]
 
@@ -85,9 +94,12 @@ class State:
                 self._parameters[name].grad = (
                     None if grad is None else grad.to(self._parameters[name].device)
                 )
-        for optimizer, settings in zip(self._optimizers, self._settings, strict=True):
-            if not same(host_copy(optimizer.state_dict()), settings):
-                optimizer.load_state_dict(copy.deepcopy(settings))
+        pairs = zip(chain(*self._trainers), chain(*self._settings), strict=True)
+        for trainer, settings in pairs:
+            if not same(host_copy(trainer.state_dict()), settings):
+                trainer.load_state_dict(copy.deepcopy(settings))
+            if isinstance(trainer, torch.amp.GradScaler):  # which optimizers have been unscaled
+                trainer._per_optimizer_states.clear()
         host, python, arrays, devices = self._random
         torch.default_generator.set_state(host)
         random.setstate(python)

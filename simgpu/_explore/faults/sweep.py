@@ -130,8 +130,9 @@ def sweep(
             in the comparison. It is called once without a failure, so that caches are filled.
         kind: "oom" for allocations, "copy" for copies, "launch" for kernels; "lose" for a lost
             device at each kernel and copy, which is found again afterwards.
-        state: the modules, optimizers and tensors that `step` changes. By default those that the
-            function names, as global or local variables around it or as its own object.
+        state: the modules, tensors, optimizers, learning-rate schedulers and gradient scalers that
+            `step` changes. By default those that the function names, as global or local variables
+            around it or as its own object.
         at: the numbers of those that shall fail, from 0; by default all.
         fresh: `step` is a function that makes models, optimizers and data, and returns the step. It
             is called before each failure, so that what only a first step does fails too.
@@ -139,8 +140,8 @@ def sweep(
             epsilon (at most its root), relative to the largest value of the parameters, of the
             gradients, of the optimizers' states and of the result. It is called with what that
             step left and what one without a failure leaves, two dictionaries of "result",
-            "tensors", "gradients" and "optimizers" on the CPU. It raises AssertionError, or returns
-            False, where the first is wrong.
+            "tensors", "gradients", "optimizers" and "schedulers" on the CPU. It raises
+            AssertionError, or returns False, where the first is wrong.
 
     Returns a `Report`. Raises UnrepeatableStepError if `step` gives other results when it is run
     again from the same state, NoDevicesError outside `simgpu.devices`.
@@ -274,8 +275,7 @@ class _Attempt:
         problems += [
             f"{nbytes} bytes kept on device {i}" for i, nbytes in enumerate(kept) if nbytes
         ]
-        # What is left but for the result is all there is to do: the failure is after it.
-        finished = same(self._outcome[1:], reference[1:])
+        finished = same(*map(_trained, (self._outcome, reference)))
         if self._parameters and self._error and not self._in_optimizer and not finished:
             problems.append(f"changed parameters: {', '.join(self._parameters)}")
         return Point(
@@ -300,9 +300,15 @@ class _Attempt:
             yield f"the error does not say what failed, and where: {self._text}"
 
 
+def _trained(outcome: list[Any]) -> list[Any]:
+    """What a step is for: without its result, and the next learning rate and scale."""
+    _, values, gradients, optimizers, *_ = outcome
+    return [values, gradients, [each["state"] for each in optimizers]]
+
+
 def _wrong_recovery(outcome: list[Any], reference: list[Any], compare: Compare) -> str:
     """What is wrong with what a step left that recovered; empty if nothing is."""
-    names = ("result", "tensors", "gradients", "optimizers")
+    names = ("result", "tensors", "gradients", "optimizers", "schedulers")
     left, expected = (dict(zip(names, each, strict=False)) for each in (outcome, reference))
     try:
         wrong = compare(left, expected)

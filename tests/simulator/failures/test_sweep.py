@@ -126,6 +126,33 @@ def training(device):
     return step
 
 
+def scaling(device, retries=False):
+    """Mixed precision: the scale grows, and the learning rate falls, with each step."""
+    net = torch.nn.Linear(2, 1).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device.type, init_scale=16.0, growth_interval=1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(device.type):
+            loss = net(torch.ones(4, 2, device=device)).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        try:
+            scaler.update()
+        except torch.AcceleratorError:
+            if not retries:
+                raise
+        else:
+            scheduler.step()
+        return optimizer.param_groups[0]["lr"], scaler.get_scale()
+
+    return step
+
+
 def counting(device):
     total = torch.zeros(2, device=device)
     return lambda: total.add_(1).cpu()
@@ -135,6 +162,7 @@ def counting(device):
 CHANGES = {
     "gradients": lambda device: small(device)[1],
     "parameters, gradients and an optimizer": training,
+    "a scale and a learning rate": scaling,
     "buffers": lambda device: Step("convolution and BatchNorm", "ours", [device]),
     "a tensor": counting,
     "the device's generator": lambda device: lambda: torch.rand(2, device=device),
@@ -384,6 +412,20 @@ def test_a_failure_after_all_changes_changes_no_parameters(simulated):
             kind == "copy"
         )
         assert report.problems == [], str(report)
+
+
+def test_a_new_scale_and_learning_rate_may_be_missing_after_an_error(simulated):
+    """The parameters are those of a step that is done; a step that goes on has to set both."""
+    raises, recovers = (
+        simgpu.sweep(scaling(simulated[0], retries), "launch") for retries in (False, True)
+    )
+    assert raises.points[-1].place.startswith("kernel")
+    assert raises.problems == []
+    *before, last = recovers.points
+    assert [problem for point in before for problem in point.problems] == []
+    assert not last.error
+    assert "_amp_update_scale_" in last.place
+    assert "result[0] is off by" in last.problems[0]
 
 
 def test_the_first_step_of_each_model_fails_too(simulated):
