@@ -12,25 +12,23 @@ flash_attn/flash_api.cpp, mem_eff_attention) and torch/_meta_registrations.py of
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from simgpu._core import world
-from simgpu._core.device import Device
 from simgpu._core.launch import HOST_KEYS, launch
 from simgpu._memory.ownership import adopt_all
 from simgpu._ops.calls import Arguments, overload
 from simgpu._ops.checks import refuse
-from simgpu._ops.from_schema import computed, host_kernel
+from simgpu._ops.from_schema import host_kernel
+from simgpu._ops.random import source_of
 from simgpu._ops.table import PythonKernel, row
 from simgpu._random import attention_masks
 from simgpu._random.fill import Source
-from simgpu._random.generator_state import Stream
 from simgpu.errors import UnsupportedError
 
 Tensor = torch.Tensor
@@ -40,15 +38,6 @@ _fused_backward = overload(
     "_scaled_dot_product_flash_attention_for_cpu_backward"
 )._handle.redispatch_boxed
 _HALVES = (torch.float16, torch.bfloat16)
-_HALVES_AND_FLOATS = (*_HALVES, torch.float32)
-# A kernel's name, its dtypes, and what it says of others.
-_FLASH = "flash attention", _HALVES, "FlashAttention only support fp16 and bf16 data type"
-_EFFICIENT = (
-    "memory efficient attention",
-    _HALVES_AND_FLOATS,
-    "Only fp32, half & bf16 supported at the moment",
-)
-_CUDNN = "cuDNN attention", _HALVES, "cuDNN attention takes torch.float16 and torch.bfloat16"
 _LSE_ALIGNMENT = 32  # rows, of efficient attention
 _TINY = torch.finfo(torch.float32).tiny
 _BIAS_ALIGNMENT = 16  # elements of a row, of the gradient of a bias
@@ -203,10 +192,9 @@ def _dense(values: Tensor) -> Tensor:
     return _laid_out(values.new_empty(values.shape), values)
 
 
-def _rows_first(values: Tensor) -> Tensor:
-    """`values` with the strides of (batch, length, heads, size)."""
-    batch, heads, length, size = values.shape
-    return _laid_out(values.new_empty((batch, length, heads, size)).transpose(1, 2), values)
+def _in_rows(values: Tensor, multiple: int) -> Tensor:
+    """`values` with zeros after each row, up to a multiple of so many elements."""
+    return _dense(torch.constant_pad_nd(values, [0, -values.shape[-1] % multiple]))
 
 
 # Checks, and the seed and offset of dropout
@@ -253,29 +241,6 @@ def rescaled_qkv(arguments: dict[str, Any]) -> None:
         refuse("_transform_bias_rescale_qkv", arguments, "qkv", "qkv_bias")
 
 
-def _check(
-    kernel: tuple[str, Sequence[torch.dtype], str],
-    tensors: Sequence[Tensor],
-    debug_mask: bool = False,
-) -> None:
-    """Raise for what CUDA's kernel does not take, or is not simulated.
-
-    `tensors` are query, key and value.
-    """
-    name, dtypes, refusal = kernel
-    query, key, value = tensors
-    if query.dtype not in dtypes:
-        raise RuntimeError(f"{refusal}, got {query.dtype}")
-    if debug_mask:
-        raise UnsupportedError(f"{name} with return_debug_mask=True is not simulated")
-    _agree({"query": query, "key": key, "value": value})
-
-
-def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Views with the dimensions (batch, heads, length, size) of (batch, length, heads, size)."""
-    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-
-
 class _Drawn(NamedTuple):
     """Where the random numbers of dropout begin."""
 
@@ -294,10 +259,6 @@ class _Drawn(NamedTuple):
         drawn = torch.randint(2**62, (), generator=source, device="cpu")
         return cls(int(drawn), 0, p)
 
-    @classmethod
-    def from_tensors(cls, seed: Tensor, offset: Tensor, p: float) -> _Drawn:
-        return cls(int(seed) % 2**64, int(offset) % 2**64, p) if p else cls(0, 0, 0.0)
-
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Seed and offset as the backward pass of all but flash attention is given them."""
         seed = self.seed - 2**64 if self.seed >= 2**63 else self.seed  # as an int64
@@ -308,588 +269,395 @@ class _Drawn(NamedTuple):
         both = torch.tensor([self.seed, self.offset], dtype=torch.uint64, device="cpu")
         return both, torch.zeros((), dtype=torch.uint64, device="cpu")
 
-    def options(self, keep: Callable[..., Any], *sizes: int) -> dict[str, Any]:
-        """What `_Attention` needs to drop weights: `keep` says which are kept."""
-        if not self.p:
-            return {}
-        kept = torch.from_numpy(keep(self.seed, self.offset, self.p, *sizes))
-        return {"keep": kept, "factor": math.inf if self.p == 1 else 1 / (1 - self.p)}
+
+# Calls, and the kernels that compute them
+
+# What operators call arguments that most of them have by another name.
+_NAMES = {
+    "attn_bias": "bias",
+    "cu_seqlens_k": "cum_seq_k",
+    "cu_seqlens_q": "cum_seq_q",
+    "custom_mask_type": "is_causal",  # 2: causal to the last query and key
+    "grad_out_": "grad_out",
+    "max_seqlen_k": "max_k",
+    "max_seqlen_q": "max_q",
+    "rng_state": "philox_seed",
+    "seqlen_k": "seqused_k",
+}
 
 
-class _Sequences(NamedTuple):
-    """Sequences of different lengths, one after another in (length, heads, size)."""
+class _Call(SimpleNamespace):
+    """The arguments of a call by name, None for those that it lacks."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    cum_seq_q: Tensor
-    cum_seq_k: Tensor | None
-    used: Tensor | None = None
-    pages: Tensor | None = None
+    def __getattr__(self, name: str) -> Any:
+        return None
 
-    def each(self) -> Iterator[tuple[slice, slice, list[Tensor]]]:
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> _Call:
+        """The call with query, key, value, output and its gradient changed."""
+        names = ("query", "key", "value", "out", "grad_out")
+        changed = {name: change(given) for name, given in vars(self).items() if name in names}
+        return _Call(**{**vars(self), **changed})
+
+
+def _swapped(tensor: Tensor) -> Tensor:
+    """From (batch, heads, length, size) to (batch, length, heads, size), or back."""
+    return tensor.transpose(1, 2)
+
+
+class _Efficient:
+    """Memory efficient attention, and a call of it; the other kernels differ as they say.
+
+    Tensors have the dimensions (batch, length, heads, size). Sequences of different lengths are one
+    after another in (length, heads, size), which operators of this kernel have in a batch of one.
+    """
+
+    name = "memory efficient attention"
+    refusal = "Only fp32, half & bf16 supported at the moment"
+    dtypes: tuple[torch.dtype, ...] = (*_HALVES, torch.float32)
+    in_batch = True
+
+    def __init__(self, call: _Call) -> None:
+        """Raise for what the kernel does not take, or is not simulated."""
+        if call.cum_seq_q is not None and self.in_batch:
+            if call.bias is not None:
+                raise RuntimeError("cu seqlen + bias not supported")
+            if len(call.query) != 1:
+                raise RuntimeError(f"cu_seqlen only supports batch_size=1, got {len(call.query)}")
+            call = call.with_tensors(lambda tensor: tensor.squeeze(0))
+        self.call = call
+        self.tensors: tuple[Tensor, Tensor, Tensor] = call.query, call.key, call.value
+        if call.cum_seq_q is None:
+            if call.query.dtype not in self.dtypes:
+                raise RuntimeError(f"{self.refusal}, got {call.query.dtype}")
+            if call.return_debug_mask:
+                raise UnsupportedError(f"{self.name} with return_debug_mask=True is not simulated")
+            names = ("query", "key", "value")
+            _agree(dict(zip(names, map(_swapped, self.tensors), strict=True)))
+        else:
+            self._check_sequences()
+        self.bias: Tensor | None = self._bias()
+        if call.philox_seed is None:
+            self.drawn = _Drawn.from_source(call.source, call.dropout_p, self._count())
+        elif call.dropout_p:
+            self.drawn = _Drawn(*self._seed_and_offset(), call.dropout_p)
+        else:
+            self.drawn = _Drawn(0, 0, 0.0)
+
+    def lengths(self) -> tuple[int, int]:
+        """Those of the longest sequences of queries and of keys."""
+        rows, columns = (tensor.shape[-3] for tensor in self.tensors[:2])
+        if self.call.cum_seq_q is not None:
+            rows = self.call.max_q or rows
+        return rows, self.call.max_k or columns
+
+    def _bias(self) -> Tensor | None:
+        bias: Tensor | None = self.call.bias
+        if bias is None:
+            return None
+        query, key, _ = self.tensors
+        if bias.dtype is not query.dtype:
+            raise RuntimeError("invalid dtype for bias - should match query's dtype")
+        whole = *_swapped(query).shape[:3], key.shape[1]
+        if bias.shape != whole:
+            raise RuntimeError(f"attn_bias: wrong shape {tuple(bias.shape)}, expected {whole}")
+        return bias
+
+    def _count(self) -> int:
+        """How far a call with dropout moves the generator on."""
+        query, key, _ = self.tensors
+        return math.prod((*query.shape[:-1], key.shape[-3]))
+
+    def _seed_and_offset(self) -> tuple[int, int]:
+        """What the forward pass has drawn."""
+        return int(self.call.philox_seed) % 2**64, int(self.call.philox_offset) % 2**64
+
+    def _window(self, rows: int, columns: int) -> tuple[int, int, bool]:
+        """The other arguments of `_seen`."""
+        mask_type, size = self.call.is_causal or 0, self.call.window_size
+        return (size or 0) - 1, 0 if size or mask_type > 0 else -1, mask_type == 2
+
+    def _kept(self, first: int, *sizes: int) -> Any:
+        """Which weights dropout keeps of a sequence, or of all where there are none."""
+        seed, offset, p = self.drawn
+        if self.call.cum_seq_q is None:
+            return attention_masks.efficient(seed, offset, p, *sizes)
+        _, heads, rows, columns = sizes
+        room = math.prod(self.lengths())  # each head has that of the longest
+        kept = attention_masks.efficient(seed, offset + first * heads * room, p, heads, room)
+        return kept[:, : rows * columns].reshape(1, heads, rows, columns)
+
+    def _sums(self, number: int, place: slice) -> Tensor:
+        """What the forward pass has kept of it."""
+        sums: Tensor = self.call.logsumexp
+        if self.call.cum_seq_q is not None:
+            sums = sums[number]
+        return sums[..., : place.stop - (place.start or 0)]
+
+    def _attention(self, tensors: Iterable[Tensor], first: int = 0) -> _Attention:
+        """Of tensors of dimensions (batch, heads, length, size); `first` numbers the first."""
+        query, key, value = tensors
+        batch, heads, rows, _ = query.shape
+        columns, p = key.shape[2], self.drawn.p
+        found = _Attention(query, key, value, self.call.scale, self.bias)
+        if p:
+            kept = torch.from_numpy(self._kept(first, batch, heads, rows, columns))
+            found = found._replace(keep=kept, factor=math.inf if p == 1 else 1 / (1 - p))
+        left, right, last = self._window(rows, columns)
+        if left < 0 and right < 0:
+            return found
+        if left < 0 and right == 0 and not (last and rows != columns):
+            return found._replace(is_causal=True)
+        return found._replace(allowed=_seen(rows, columns, left, right, last))
+
+    def forward(self) -> tuple[Tensor, list[Tensor]]:
+        """The output, and the sums of each sequence, or all."""
+        if self.call.cum_seq_q is None:
+            out, sums = self._attention(map(_swapped, self.tensors)).forward()
+            return _swapped(out), [sums]
+        query, _, value = self.tensors
+        whole, each = query.new_zeros((*query.shape[:2], value.shape[-1])), []
+        for number, (place, _, parts) in enumerate(self._sequences()):
+            out, sums = self._attention(parts, number).forward()
+            whole[place] = out.squeeze(0).transpose(0, 1)
+            each.append(sums.squeeze(0))
+        return whole, each
+
+    def backward(self, of_bias: bool = False) -> tuple[list[Tensor], Tensor | None]:
+        """The gradients of queries, keys and values, laid out as these are, and of the scores."""
+        grad, out = self.call.grad_out, self.call.out
+        if self.call.cum_seq_q is None:
+            attention = self._attention(map(_swapped, self.tensors))
+            sums = self._sums(0, slice(self.tensors[0].shape[1]))
+            *grads, scores = attention.backward(_swapped(grad), _swapped(out), sums, of_bias)
+            return [*map(_swapped, grads)], scores
+        grads = [torch.zeros_like(tensor) for tensor in self.tensors]
+        for number, (place, there, parts) in enumerate(self._sequences()):
+            of_it, made = (each[place].transpose(0, 1).unsqueeze(0) for each in (grad, out))
+            sums = self._sums(number, place).unsqueeze(0)
+            found = self._attention(parts, number).backward(of_it, made, sums)
+            for whole, where, part in zip(grads, (place, there, there), found, strict=False):
+                whole[where] = part.squeeze(0).transpose(0, 1)
+        return grads, None
+
+    def _sequences(self) -> Iterator[tuple[slice, slice, list[Tensor]]]:
         """Where a sequence is, its queries and its keys, and both with values as a batch of one."""
-        starts = self.cum_seq_q.tolist()
-        of_keys = starts if self.cum_seq_k is None else self.cum_seq_k.tolist()
-        used = [None] * len(starts) if self.used is None else self.used.tolist()
+        starts = self.call.cum_seq_q.tolist()
+        of_keys = starts if self.call.cum_seq_k is None else self.call.cum_seq_k.tolist()
+        used = [None] * len(starts) if self.call.seqused_k is None else self.call.seqused_k.tolist()
         for number, begin in enumerate(starts[:-1]):
             place = slice(begin, starts[number + 1])
             there = slice(of_keys[number], of_keys[number + 1])
             if used[number] is not None:
                 there = slice(there.start, there.start + used[number])
-            parts = [self.query[place], *self._keys_and_values(number, there, used[number])]
+            parts = [self.tensors[0][place], *self._keys_and_values(number, there, used[number])]
             yield place, there, [part.transpose(0, 1).unsqueeze(0) for part in parts]
 
     def _keys_and_values(self, number: int, there: slice, used: int | None) -> list[Tensor]:
-        if self.pages is None:
-            return [self.key[there], self.value[there]]
-        count = -(-used // self.key.shape[1]) if used is not None else self.pages.shape[1]
-        chosen = self.pages[number, :count].long()
-        return [pool[chosen].flatten(0, 1)[:used] for pool in (self.key, self.value)]
+        _, *pools = self.tensors
+        pages = self.call.block_table
+        if pages is None:
+            return [pool[there] for pool in pools]
+        count = -(-used // pools[0].shape[1]) if used is not None else pages.shape[1]
+        chosen = pages[number, :count].long()
+        return [pool[chosen].flatten(0, 1)[:used] for pool in pools]
 
-    def forward(self, attend: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
-        """The outputs one after another, and the sums of each sequence.
-
-        `attend` is called with query, key, value and the number of the sequence.
-        """
-        out = self.query.new_zeros((*self.query.shape[:2], self.value.shape[-1]))
-        sums = []
-        for number, (place, _, parts) in enumerate(self.each()):
-            found, of_rows = attend(*parts, number)
-            out[place] = found.squeeze(0).transpose(0, 1)
-            sums.append(of_rows.squeeze(0))
-        return out, sums
-
-    def backward(
-        self, grad: Tensor, out: Tensor, sums: Sequence[Tensor], attend: Callable[..., _Attention]
-    ) -> list[Tensor]:
-        """The gradients of queries, keys and values, laid out as these are."""
-        grads = [torch.zeros_like(tensor) for tensor in self[:3]]
-        for number, (place, there, parts) in enumerate(self.each()):
-            made, of_it = (each[place].transpose(0, 1).unsqueeze(0) for each in (out, grad))
-            found = attend(*parts, number).backward(of_it, made, sums[number].unsqueeze(0))
-            for whole, where, part in zip(grads, (place, there, there), found, strict=False):
-                whole[where] = part.squeeze(0).transpose(0, 1)
-        return grads
-
-
-# Flash attention
+    def _check_sequences(self) -> None:
+        """Raise where sequences one after another do not fit together."""
+        call = self.call
+        query, key, value = self.tensors
+        if query.dtype not in self.dtypes or not query.dtype is key.dtype is value.dtype:
+            raise RuntimeError(
+                f"attention takes {', '.join(map(str, self.dtypes))} on CUDA, and query, key and "
+                f"value are {query.dtype}, {key.dtype} and {value.dtype}"
+            )
+        for name, total in (("cum_seq_q", query), ("cum_seq_k", key)):
+            starts = getattr(call, name)
+            if starts is None:
+                continue
+            if starts.dtype is not torch.int32:
+                raise RuntimeError(f"{name} must have dtype int32, got {starts.dtype}")
+            places = starts.tolist()
+            most = places[-1] if call.block_table is not None and total is key else len(total)
+            if sorted(places) != places or places[0] or places[-1] > most:
+                raise RuntimeError(
+                    f"{name} has to rise from 0 to at most {len(total)}, got {places[:20]}"
+                )
+        heads, *shared = (tensor.shape[-2] for tensor in self.tensors)
+        if query.shape[-1] != key.shape[-1] or any(not n or heads % n for n in (heads, *shared)):
+            refuse("attention", vars(call), "query", "key", "value")
 
 
-class _Flash(NamedTuple):
-    """The options of one call, but the tensors'."""
+class _Flash(_Efficient):
+    name = "flash attention"
+    refusal = "FlashAttention only support fp16 and bf16 data type"
+    dtypes = _HALVES
+    in_batch = False
 
-    drawn: _Drawn
-    is_causal: bool
-    scale: float | None
-    left: int | None = None
-    right: int | None = None
-    most: int | None = None  # keys, in the longest of sequences of different lengths
+    def _count(self) -> int:
+        starts, query = self.call.cum_seq_q, self.call.query
+        count = len(query) if starts is None else starts.numel() - 1
+        return count * int(query.shape[-2]) * 32
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, first: int = 0) -> _Attention:
-        """Of tensors of dimensions (batch, heads, length, size); `first` numbers the first.
+    def _seed_and_offset(self) -> tuple[int, int]:
+        seed, offset = self.call.philox_seed.tolist()
+        return seed, offset
 
-        As on CUDA, windows and causal masks end at the last query and the last key.
-        """
-        batch, heads, rows, _ = query.shape
-        columns = key.shape[2]
-        options = self.drawn.options(
-            functools.partial(attention_masks.flash, first=first), batch, heads, rows, columns
-        )
-        left, right = self._window(rows, columns)
-        if left < 0 and right < 0:
-            return _Attention(query, key, value, self.scale, **options)
-        if left < 0 and right == 0 and rows == columns:
-            return _Attention(query, key, value, self.scale, is_causal=True, **options)
-        allowed = _seen(rows, columns, left, right)
-        return _Attention(query, key, value, self.scale, allowed=allowed, **options)
-
-    def _window(self, rows: int, columns: int) -> tuple[int, int]:
-        """How many keys are seen before and after a query's own; -1: all."""
-        most = columns if self.most is None else self.most
+    def _window(self, rows: int, columns: int) -> tuple[int, int, bool]:
+        """As on CUDA, windows and causal masks end at the last query and the last key."""
+        call = self.call
+        most = columns if call.cum_seq_q is None else call.max_k
         left, right = (
-            -1 if size is None or size >= most else size for size in (self.left, self.right)
+            -1 if size is None or size >= most else size
+            for size in (call.window_size_left, call.window_size_right)
         )
-        if self.is_causal and rows > 1:
+        if call.is_causal and rows > 1:
             right = 0
-        return left, most if left >= 0 > right else right
+        return left, most if left >= 0 > right else right, True
+
+    def _kept(self, first: int, *sizes: int) -> Any:
+        return attention_masks.flash(*self.drawn, *sizes, first=first)
+
+    def _sums(self, number: int, place: slice) -> Tensor:
+        sums: Tensor = self.call.logsumexp
+        return sums if self.call.cum_seq_q is None else sums[:, place]
 
 
-def _flash_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-    source: Any = None,
-) -> tuple[Any, ...]:
-    _check(_FLASH, (query, key, value), return_debug_mask)
-    drawn = _Drawn.from_source(source, dropout_p, query.shape[0] * query.shape[1] * 32)
-    out, sums = _Flash(drawn, is_causal, scale).attention(query, key, value).forward()
-    lengths = query.shape[2], key.shape[2]
-    made = _like(query, out), _dense(sums)
-    return *made, None, None, *lengths, *drawn.state(), query.new_empty(0)
+class _Cudnn(_Efficient):
+    name = "cuDNN attention"
+    refusal = "cuDNN attention takes torch.float16 and torch.bfloat16"
+    dtypes = _HALVES
+
+    def _bias(self) -> Tensor | None:
+        bias: Tensor | None = self.call.bias
+        if bias is None or bias.dim() == 4:
+            return bias
+        query, key, _ = self.tensors
+        return bias.expand(len(query), 1, query.shape[1], key.shape[1])
+
+    def _sums(self, number: int, place: slice) -> Tensor:
+        sums: Tensor = self.call.logsumexp
+        return sums.view(_swapped(self.call.query).shape[:3])
 
 
-def _flash_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
-    _check(_FLASH, (query, key, value))
-    drawn = _of_state(philox_seed, dropout_p)
-    attention = _Flash(drawn, is_causal, scale).attention(query, key, value)
-    grads = attention.backward(grad_out, out, logsumexp)
-    return tuple(map(_like, (query, key, value), grads))
+# Operators. Those of `scaled_dot_product_attention` have (batch, heads, length, size).
 
 
-def _of_state(state: Tensor, p: float) -> _Drawn:
-    """What a forward pass of flash attention has drawn, by its first tensor."""
-    if not p:
-        return _Drawn(0, 0, 0.0)
-    seed, offset = state.tolist()
-    return _Drawn(seed, offset, p)
-
-
-def _flash_attention_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
-    seqused_k: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-    source: Any = None,
-) -> tuple[Any, ...]:
-    if alibi_slopes is not None:
+def _flash(call: _Call) -> tuple[Any, ...]:
+    if call.alibi_slopes is not None:
         raise UnsupportedError("flash attention with alibi_slopes is not simulated")
-    sizes = query.shape[0] if cum_seq_q is None else cum_seq_q.numel() - 1, query.shape[-2]
-    drawn = _Drawn.from_source(source, dropout_p, sizes[0] * sizes[1] * 32)
-    most = None if cum_seq_q is None else max_k
-    flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right, most)
-    if cum_seq_q is None:
-        parts = _heads_first(query, key, value)
-        _check(_FLASH, parts, return_debug_mask)
-        out, sums = flash.attention(*parts).forward()
-        out, sums = out.transpose(1, 2), _dense(sums)
-    else:
-        _check_packed(_HALVES, query, key, value, cum_seq_q, cum_seq_k, block_table)
-        sequences = _Sequences(query, key, value, cum_seq_q, cum_seq_k, seqused_k, block_table)
-        out, each = sequences.forward(lambda *given: flash.attention(*given).forward())
+    kernel, query = _Flash(call), call.query
+    out, each = kernel.forward()
+    sums = _dense(each[0])
+    if call.cum_seq_q is not None:
         sums = query.new_zeros((query.shape[1], query.shape[0]), dtype=torch.float32)
         covered = torch.cat(each, 1)
         sums[:, : covered.shape[1]] = covered
-    return _like(query, out), sums, *drawn.state(), query.new_empty(0)
+    return _like(query, out), sums, *kernel.drawn.state(), query.new_empty(0)
 
 
-def _flash_attention_into(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """As `_flash_attention_forward`, whose output is written to `out`; returns the sums."""
-    found, sums, *_ = _flash_attention_forward(*args, **kwargs)
-    out.copy_(found)
+def _flash_into(call: _Call) -> Tensor:
+    out, sums, *_ = _flash(call)
+    call.out.copy_(out)
     return sums  # type: ignore[no-any-return]
 
 
-def _check_packed(
-    dtypes: Sequence[torch.dtype],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cum_seq_q: Tensor,
-    cum_seq_k: Tensor | None,
-    pages: Tensor | None,
-) -> None:
-    """Raise where sequences one after another do not fit together."""
-    if query.dtype not in dtypes or not query.dtype is key.dtype is value.dtype:
-        raise RuntimeError(
-            f"attention takes {', '.join(map(str, dtypes))} on CUDA, and query, key and value are "
-            f"{query.dtype}, {key.dtype} and {value.dtype}"
-        )
-    for name, starts, total in (("cum_seq_q", cum_seq_q, query), ("cum_seq_k", cum_seq_k, key)):
-        if starts is None:
-            continue
-        if starts.dtype is not torch.int32:
-            raise RuntimeError(f"{name} must have dtype int32, got {starts.dtype}")
-        places = starts.tolist()
-        most = places[-1] if pages is not None and total is key else len(total)
-        if sorted(places) != places or places[0] or places[-1] > most:
-            raise RuntimeError(
-                f"{name} has to rise from 0 to at most {len(total)}, got {places[:20]}"
-            )
-    heads = query.shape[-2], key.shape[-2], value.shape[-2]
-    if query.shape[-1] != key.shape[-1] or 0 in heads or heads[0] % heads[1] or heads[0] % heads[2]:
-        refuse("attention", {"query": query, "key": key, "value": value}, "query", "key", "value")
+def _flash_backward(call: _Call) -> tuple[Tensor, ...]:
+    grads, _ = _Flash(call).backward()
+    return tuple(map(_like, (call.query, call.key, call.value), grads))
 
 
-def _flash_attention_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    rng_state: Tensor,
-    unused: Tensor,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
-) -> tuple[Tensor, ...]:
-    drawn = _of_state(rng_state, dropout_p)
-    most = None if cum_seq_q is None else max_k
-    flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right, most)
-    if cum_seq_q is None or cum_seq_k is None:
-        parts = _heads_first(query, key, value)
-        _check(_FLASH, parts)
-        made = grad_out.transpose(1, 2), out.transpose(1, 2), logsumexp
-        found = flash.attention(*parts).backward(*made)
-        grads = [grad.transpose(1, 2) for grad in found[:3]]
+def _flash_of_heads(call: _Call) -> tuple[Any, ...]:
+    out, sums, *drawn = _flash(call.with_tensors(_swapped))
+    return _swapped(out), sums, None, None, call.query.shape[2], call.key.shape[2], *drawn
+
+
+def _flash_of_heads_backward(call: _Call) -> tuple[Tensor, ...]:
+    return tuple(map(_swapped, _flash_backward(call.with_tensors(_swapped))))
+
+
+def _efficient(call: _Call) -> tuple[Any, ...]:
+    kernel = _Efficient(call)
+    lengths = kernel.lengths()
+    out, each = kernel.forward()
+    sums = each[0]
+    if call.cum_seq_q is not None:
+        out = out.unsqueeze(0)
+        sums = sums.new_zeros((len(each), out.shape[2], lengths[0]))
+        for number, found in enumerate(each):
+            sums[number, :, : found.shape[1]] = found
+    if call.compute_log_sumexp:
+        sums = _in_rows(sums, _LSE_ALIGNMENT)
     else:
-        _check_packed(_HALVES, query, key, value, cum_seq_q, cum_seq_k, None)
-        sums = [logsumexp[:, begin:end] for begin, end in pairwise(cum_seq_q.tolist())]
-        sequences = _Sequences(query, key, value, cum_seq_q, cum_seq_k)
-        grads = sequences.backward(grad_out, out, sums, flash.attention)
-    return tuple(map(_like, (query, key, value), grads))
+        sums = sums.new_empty((*sums.shape[:-1], 0))
+    return _dense(out), sums, *kernel.drawn.tensors(), *lengths
 
 
-# Memory efficient attention
-
-
-class _Efficient(NamedTuple):
-    """The options of one call, but the tensors'."""
-
-    drawn: _Drawn
-    scale: float | None
-    bias: Tensor | None = None
-    mask_type: int = 0  # 1: causal from the first query and key, 2: to the last ones
-    window: int | None = None
-    lengths: tuple[int, int] = (0, 0)  # the longest of sequences of different lengths
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, first: int = 0) -> _Attention:
-        """Of tensors of dimensions (batch, heads, length, size); `first` numbers the first."""
-        batch, heads, rows, _ = query.shape
-        columns = key.shape[2]
-        options = self.drawn.options(
-            functools.partial(self._kept, first), batch, heads, rows, columns
-        )
-        plain = _Attention(query, key, value, self.scale, self.bias, **options)
-        last = self.mask_type == 2 and rows != columns
-        if not (self.window or last):
-            return plain._replace(is_causal=self.mask_type > 0)
-        left = self.window - 1 if self.window else -1
-        return plain._replace(allowed=_seen(rows, columns, left, right=0, last=last))
-
-    def _kept(self, first: int, seed: int, offset: int, p: float, *sizes: int) -> Any:
-        _, heads, rows, columns = sizes
-        if self.lengths == (0, 0):
-            return attention_masks.efficient(seed, offset, p, *sizes)
-        room = self.lengths[0] * self.lengths[1]  # each head has that of the longest
-        start = offset + first * heads * room
-        kept = attention_masks.efficient(seed, start, p, heads, room)
-        return kept[:, : rows * columns].reshape(1, heads, rows, columns)
-
-
-def _padded_sums(sums: Tensor, wanted: bool) -> Tensor:
-    """What efficient attention keeps: rows up to a multiple of 32, or none."""
-    *shape, rows = sums.shape
-    room = -(-rows // _LSE_ALIGNMENT) * _LSE_ALIGNMENT if wanted else 0
-    padded = sums.new_zeros((*shape, room))
-    if wanted:
-        padded[..., :rows] = sums
-    return padded
-
-
-def _check_bias(bias: Tensor | None, query: Tensor, key: Tensor) -> None:
-    if bias is None:
-        return
-    if bias.dtype is not query.dtype:
-        raise RuntimeError("invalid dtype for bias - should match query's dtype")
-    whole = *query.shape[:3], key.shape[2]
-    if bias.shape != whole:
-        raise RuntimeError(f"attn_bias: wrong shape {tuple(bias.shape)}, expected {whole}")
-
-
-def _efficient_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    source: Any = None,
-) -> tuple[Tensor, ...]:
-    _check(_EFFICIENT, (query, key, value))
-    _check_bias(attn_bias, query, key)
-    count = math.prod((*query.shape[:3], key.shape[2]))
-    drawn = _Drawn.from_source(source, dropout_p, count)
-    efficient = _Efficient(drawn, scale, attn_bias, int(is_causal))
-    out, sums = efficient.attention(query, key, value).forward()
-    return _rows_first(out), _padded_sums(sums, compute_log_sumexp), *drawn.tensors()
-
-
-def _efficient_backward(
-    grad_out_: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    dropout_p: float,
-    grad_input_mask: Sequence[bool],
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, ...]:
-    sums = logsumexp[..., : query.shape[2]]
-    _check(_EFFICIENT, (query, key, value))
-    _check_bias(attn_bias, query, key)
-    drawn = _Drawn.from_tensors(philox_seed, philox_offset, dropout_p)
-    attention = _Efficient(drawn, scale, attn_bias, int(is_causal)).attention(query, key, value)
-    of_bias = attn_bias is not None and grad_input_mask[3]
-    *grads, scores = attention.backward(grad_out_, out, sums, of_bias)
-    bias = _padded_bias(scores.to(query.dtype)) if of_bias else None
-    return *map(_rows_first, grads), bias
-
-
-def _padded_bias(grad: Tensor) -> Tensor:
-    """The gradient of a bias, in rows that begin at multiples of 16 elements."""
-    *shape, last = grad.shape
-    room = -(-last // _BIAS_ALIGNMENT) * _BIAS_ALIGNMENT
-    return grad.new_empty((*shape, room))[..., :last].copy_(grad)
-
-
-def _efficient_attention_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    dropout_p: float,
-    custom_mask_type: int,
-    compute_log_sumexp: bool = False,
-    *,
-    scale: float | None = None,
-    seqlen_k: Tensor | None = None,
-    window_size: int | None = None,
-    source: Any = None,
-) -> tuple[Any, ...]:
-    batch, rows, heads, _ = query.shape
-    drawn = _Drawn.from_source(source, dropout_p, batch * heads * rows * key.shape[1])
-    lengths = rows, key.shape[1]
-    if cu_seqlens_q is None:
-        parts = _heads_first(query, key, value)
-        _check(_EFFICIENT, parts)
-        _check_bias(bias, parts[0], parts[1])
-        efficient = _Efficient(drawn, scale, bias, custom_mask_type, window_size)
-        out, sums = efficient.attention(*parts).forward()
-        out, sums = _dense(out.transpose(1, 2)), _padded_sums(sums, compute_log_sumexp)
-        return out, sums, *drawn.tensors(), rows, max_seqlen_k or lengths[1]
-    if bias is not None:
-        raise RuntimeError("cu seqlen + bias not supported")
-    packed = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, seqlen_k)
-    lengths = max_seqlen_q or rows, max_seqlen_k or lengths[1]
-    efficient = _Efficient(drawn, scale, None, custom_mask_type, window_size, lengths)
-    out, each = packed.forward(lambda *given: efficient.attention(*given).forward())
-    whole = query.new_zeros((len(each), heads, lengths[0]), dtype=torch.float32)
-    for number, sums in enumerate(each):
-        whole[number, :, : sums.shape[1]] = sums
-    sums = _padded_sums(whole, compute_log_sumexp)
-    return out.unsqueeze(0), sums, *drawn.tensors(), *lengths
-
-
-def _packed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    used: Tensor | None = None,
-) -> _Sequences:
-    """Sequences of efficient attention, which are in a batch of one."""
-    if query.shape[0] != 1:
-        raise RuntimeError(f"cu_seqlen only supports batch_size=1, got {query.shape[0]}")
-    query, key, value = query.squeeze(0), key.squeeze(0), value.squeeze(0)
-    _check_packed(_HALVES_AND_FLOATS, query, key, value, cu_seqlens_q, cu_seqlens_k, None)
-    return _Sequences(query, key, value, cu_seqlens_q, cu_seqlens_k, used)
-
-
-def _efficient_attention_backward(
-    grad_out_: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    logsumexp: Tensor,
-    dropout_p: float,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    custom_mask_type: int,
-    bias_requires_grad: bool,
-    *,
-    scale: float | None = None,
-    num_splits_key: int | None = None,
-    window_size: int | None = None,
-    shared_storage_dqdkdv: bool = False,
-) -> tuple[Tensor | None, ...]:
-    drawn = _Drawn.from_tensors(philox_seed, philox_offset, dropout_p)
-    of_bias = None
-    if cu_seqlens_q is None:
-        parts = _heads_first(query, key, value)
-        _check(_EFFICIENT, parts)
-        _check_bias(bias, parts[0], parts[1])
-        efficient = _Efficient(drawn, scale, bias, custom_mask_type, window_size)
-        wanted = bias is not None and bias_requires_grad
-        made = grad_out_.transpose(1, 2), out.transpose(1, 2), logsumexp[..., : query.shape[1]]
-        *grads, scores = efficient.attention(*parts).backward(*made, wanted)
-        of_bias = _padded_bias(scores.to(query.dtype)) if wanted else None
-        grads = [_dense(grad.transpose(1, 2)) for grad in grads]
-    else:
-        packed = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
-        lengths = max_seqlen_q, max_seqlen_k
-        efficient = _Efficient(drawn, scale, None, custom_mask_type, window_size, lengths)
-        rows = [end - begin for begin, end in pairwise(cu_seqlens_q.tolist())]
-        sums = [logsumexp[number, :, :count] for number, count in enumerate(rows)]
-        found = packed.backward(grad_out_.squeeze(0), out.squeeze(0), sums, efficient.attention)
-        grads = [each.unsqueeze(0) for each in found]
-    if shared_storage_dqdkdv:
+def _efficient_backward(call: _Call) -> tuple[Any, ...]:
+    wanted = call.bias_requires_grad or bool(call.grad_input_mask and call.grad_input_mask[3])
+    of_bias = wanted and call.bias is not None
+    grads, scores = _Efficient(call).backward(of_bias)
+    packed = call.cum_seq_q is not None
+    grads = [grad.unsqueeze(0) if packed else _dense(grad) for grad in grads]
+    if call.shared_storage_dqdkdv:
         grads = list(torch.stack(grads, -3).unbind(-3))
-    return *grads, of_bias
+    if scores is None or not of_bias:
+        return *grads, None
+    # Its rows begin at multiples of so many elements.
+    bias = _in_rows(scores.to(call.query.dtype), _BIAS_ALIGNMENT)[..., : scores.shape[-1]]
+    return *grads, bias
 
 
-# cuDNN's attention
+def _efficient_of_heads(call: _Call) -> tuple[Any, ...]:
+    out, *others = _efficient(call.with_tensors(_swapped))
+    return _swapped(out), *others[:3]
 
 
-def _cudnn_bias(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    if bias is None or bias.dim() == 4:
-        return bias
-    return bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+def _efficient_of_heads_backward(call: _Call) -> tuple[Any, ...]:
+    *grads, bias = _efficient_backward(call.with_tensors(_swapped))
+    return *map(_swapped, grads), bias
 
 
-def _like_cudnn(query: Tensor, out: Tensor) -> Tensor:
-    """The output with dimensions in the order of the query's strides."""
+def _cudnn(call: _Call) -> tuple[Any, ...]:
+    kernel, query = _Cudnn(call.with_tensors(_swapped)), call.query
+    out, (sums,) = kernel.forward()
+    out = _swapped(out)
     if out.shape == query.shape:
-        return _like(query, out)
-    order = sorted(range(4), key=query.stride().__getitem__, reverse=True)
-    return _laid_out(torch.empty_permuted(out.shape, order, dtype=out.dtype, device="cpu"), out)
+        out = _like(query, out)
+    else:  # with dimensions in the order of the query's strides
+        order = sorted(range(4), key=query.stride().__getitem__, reverse=True)
+        whole = torch.empty_permuted(out.shape, order, dtype=out.dtype, device="cpu")
+        out = _laid_out(whole, out)
+    sums, lengths = _dense(sums).unsqueeze(-1), (query.shape[2], call.key.shape[2])
+    return out, sums, None, None, *lengths, *kernel.drawn.tensors(), None
 
 
-def _cudnn_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-    source: Any = None,
-) -> tuple[Any, ...]:
-    _check(_CUDNN, (query, key, value), return_debug_mask)
-    drawn = _Drawn.from_source(source, dropout_p, math.prod((*query.shape[:3], key.shape[2])))
-    bias = _cudnn_bias(attn_bias, query, key)
-    efficient = _Efficient(drawn, scale, bias, int(is_causal))
-    out, sums = efficient.attention(query, key, value).forward()
-    lengths = query.shape[2], key.shape[2]
-    return (
-        _like_cudnn(query, out),
-        _dense(sums).unsqueeze(-1),
-        None,
-        None,
-        *lengths,
-        *drawn.tensors(),
-        None,
-    )
+def _cudnn_backward(call: _Call) -> tuple[Tensor, ...]:
+    grads, _ = _Cudnn(call.with_tensors(_swapped)).backward()
+    tensors = call.query, call.key, call.value
+    return tuple(_like(x, _swapped(grad)) for x, grad in zip(tensors, grads, strict=True))
 
 
-def _cudnn_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    attn_bias: Tensor | None,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
-    sums = logsumexp.view(query.shape[:3])
-    _check(_CUDNN, (query, key, value))
-    drawn = _Drawn.from_tensors(philox_seed, philox_offset, dropout_p)
-    bias = _cudnn_bias(attn_bias, query, key)
-    efficient = _Efficient(drawn, scale, bias, int(is_causal))
-    grads = efficient.attention(query, key, value).backward(grad_out, out, sums)
-    return tuple(map(_like, (query, key, value), grads))
-
-
-def _drawing(
-    forward: Callable[..., Any],
+def _kernel(
+    compute: Callable[[_Call], Any], draws: bool = False
 ) -> Callable[[torch._ops.OpOverload], PythonKernel]:
-    """As `computed`; calls with dropout have the device's generator as the argument `source`."""
+    """What makes a kernel that has the host `compute` a call.
+
+    With dropout, a call of what `draws` has the device's generator as the argument `source`.
+    """
 
     def make(op: torch._ops.OpOverload) -> PythonKernel:
-        at = [argument.name for argument in op._schema.arguments].index("dropout_p")
-        kernel, reader = host_kernel(op, forward), Arguments(op)
+        names = [argument.name for argument in op._schema.arguments]
+
+        def on_host(*args: Any, **kwargs: Any) -> Any:
+            named = {**dict(zip(names, args, strict=False)), **kwargs}
+            return compute(_Call(**{_NAMES.get(name, name): x for name, x in named.items()}))
+
+        kernel, reader = host_kernel(op, on_host), Arguments(op)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             index, host_args, host_kwargs = reader.read(args, kwargs)
-            if args[at] if len(args) > at else kwargs.get("dropout_p"):
-                host_kwargs["source"] = _source_of(world.device(index))
+            if draws and {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"):
+                host_kwargs["source"] = source_of(world.device(index))
             return adopt_all(launch(kernel, index, host_args, host_kwargs), index)
 
         return run
@@ -897,24 +665,17 @@ def _drawing(
     return make
 
 
-def _source_of(device: Device) -> Source | torch.Generator:
-    generator = device.generator
-    if isinstance(generator, Stream):
-        return Source(generator, device.resident_threads)
-    return generator
-
-
-row("_scaled_dot_product_flash_attention", make=_drawing(_flash_forward))
-row("_scaled_dot_product_flash_attention_backward", make=computed(_flash_backward))
-row("_flash_attention_forward", make=_drawing(_flash_attention_forward))
-row("_flash_attention_forward_no_dropout_inplace", make=computed(_flash_attention_into))
-row("_flash_attention_backward", make=computed(_flash_attention_backward))
-row("_scaled_dot_product_efficient_attention", make=_drawing(_efficient_forward))
-row("_scaled_dot_product_efficient_attention_backward", make=computed(_efficient_backward))
-row("_efficient_attention_forward", make=_drawing(_efficient_attention_forward))
-row("_efficient_attention_backward", make=computed(_efficient_attention_backward))
-row("_scaled_dot_product_cudnn_attention", make=_drawing(_cudnn_forward))
-row("_scaled_dot_product_cudnn_attention_backward", make=computed(_cudnn_backward))
+row("_scaled_dot_product_flash_attention", make=_kernel(_flash_of_heads, draws=True))
+row("_scaled_dot_product_flash_attention_backward", make=_kernel(_flash_of_heads_backward))
+row("_flash_attention_forward", make=_kernel(_flash, draws=True))
+row("_flash_attention_forward_no_dropout_inplace", make=_kernel(_flash_into))
+row("_flash_attention_backward", make=_kernel(_flash_backward))
+row("_scaled_dot_product_efficient_attention", make=_kernel(_efficient_of_heads, draws=True))
+row("_scaled_dot_product_efficient_attention_backward", make=_kernel(_efficient_of_heads_backward))
+row("_efficient_attention_forward", make=_kernel(_efficient, draws=True))
+row("_efficient_attention_backward", make=_kernel(_efficient_backward))
+row("_scaled_dot_product_cudnn_attention", make=_kernel(_cudnn, draws=True))
+row("_scaled_dot_product_cudnn_attention_backward", make=_kernel(_cudnn_backward))
 row(
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",

@@ -20,9 +20,9 @@ from simgpu._native.relabel import HOST, relabel
 from simgpu._ops.checks import few_dims
 from simgpu._ops.dtypes import no_kernel
 from simgpu._ops.from_schema import computed
+from simgpu._ops.random import source_of
 from simgpu._ops.table import row
 from simgpu._random.fill import Source
-from simgpu._random.generator_state import Stream
 from simgpu._random.samplers import REAL, dropout_parameters, fill_mask
 
 _aten = torch.ops.aten
@@ -92,17 +92,12 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
     """Zero elements with probability `p` and scale the rest; the mask is the second result."""
     index = input.get_device()
     host = relabel(input, HOST)
-    device = world.device(index)
-    generator = device.generator
-    if train is False:
-        result = launch(_IDENTITY, index, (host,), {})
-    elif isinstance(generator, Stream):  # as on CUDA, also where p is 0
-        source = Source(generator, device.resident_threads)
-        result = launch(_CUDA_DROPOUT, index, (host, p, source), {})
-    elif p == 0:
+    source = source_of(world.device(index))
+    is_cuda = isinstance(source, Source)  # which draws where p is 0, too
+    if train is False or (p == 0 and not is_cuda):
         result = launch(_IDENTITY, index, (host,), {})
     else:
-        result = launch(_DROPOUT, index, (host, p, generator), {})
+        result = launch(_CUDA_DROPOUT if is_cuda else _DROPOUT, index, (host, p, source), {})
     return tuple(adopt(tensor, index) for tensor in result)
 
 

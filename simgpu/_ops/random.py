@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from simgpu._core import world
+from simgpu._core.device import Device
 from simgpu._core.device_generator import check_generator
 from simgpu._core.hooks import hooks
 from simgpu._core.launch import Kernel, launch
@@ -38,6 +39,14 @@ _ANY_INCREMENT = 4  # for operators of other libraries
 _CHECK_ALWAYS = ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 
 
+def source_of(device: Device, given: torch.Generator | None = None) -> Source | torch.Generator:
+    """What kernels of a device draw from: the generator that was given, or the device's own."""
+    generator = device.generator if given is None else check_generator(given)
+    if isinstance(generator, Stream):
+        return Source(generator, device.resident_threads)
+    return generator
+
+
 class Draw:
     """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
 
@@ -57,13 +66,8 @@ class Draw:
 
         Where nothing is drawn, few operators look at what was given.
         """
-        device = world.device(index)
-        generator: torch.Generator | Stream = device.generator
-        if given is not None and (draws or self._checks_always):
-            generator = check_generator(given)
-        if isinstance(generator, Stream):
-            return self._cuda, Source(generator, device.resident_threads)
-        return self._host, generator
+        source = source_of(world.device(index), given if draws or self._checks_always else None)
+        return self._cuda if isinstance(source, Source) else self._host, source
 
 
 def _drawing_new(
