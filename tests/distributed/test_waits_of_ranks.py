@@ -1,6 +1,7 @@
 """Ranks that wait for each other by other means than collectives, or hold the turn for long."""
 
 import concurrent.futures
+import fcntl
 import io
 import queue
 import re
@@ -131,6 +132,28 @@ def connection(_):
     return wait, act
 
 
+def file_lock(folder):
+    """Rank 0 asks for the lock that rank 1 holds until it has slept."""
+    path = folder / "lock"
+    held = threading.Event()
+
+    def wait():
+        held.wait()
+        with path.open("w") as it:
+            fcntl.flock(it, fcntl.LOCK_EX)
+            return "come" if path.with_name("done").exists() else "too soon"
+
+    def act():
+        with path.open("w") as it:
+            fcntl.flock(it, fcntl.LOCK_EX)
+            held.set()
+            time.sleep(MOMENT)
+            path.with_name("done").touch()
+            fcntl.flock(it, fcntl.LOCK_UN)
+
+    return wait, act
+
+
 WAYS = {
     "a loop that sleeps": polls(lambda: time.sleep(MOMENT)),
     "a loop that sleeps by a name of its own": polls(lambda: sleep(MOMENT)),
@@ -144,6 +167,7 @@ WAYS = {
     "a lock": lock,
     "a thread": thread,
     "a connection": connection,
+    "the lock of a file": file_lock,
 }
 
 

@@ -191,6 +191,7 @@ _WORDS = {
     "process": "waits for a child process",
     "socket": "waits for a socket or a pipe",
     "lock": "waits for a lock",
+    "file": "waits for the lock of a file",
     "queue.get": "waits for an item of a queue",
     "condition": "waits on a condition (an event, barrier, semaphore, queue or future)",
     "sleep": "sleeps",

@@ -1,4 +1,4 @@
-"""Waits for child processes and sockets, where time is real: other threads go on meanwhile.
+"""Waits for processes, sockets and locks of files, where time is real: others go on meanwhile.
 
 Under `simgpu.schedule` such a wait takes the time that it takes, and no other thread goes on. Pipes
 and queues of multiprocessing are left out: they have locks in C, for which a second reader would
@@ -7,6 +7,7 @@ wait with its turn.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import select
 import socket
@@ -152,6 +153,26 @@ def _reading(stock: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
+def _flock(stock: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """`fcntl.flock`: a thread may hold the lock and wait for its turn."""
+    asks, gives_back = fcntl.LOCK_NB, fcntl.LOCK_UN
+
+    @functools.wraps(stock)
+    def flock(file: Any, operation: int) -> None:
+        def taken() -> bool:
+            try:
+                stock(file, operation | asks)
+            except BlockingIOError:
+                return False
+            return True
+
+        if not operation & (asks | gives_back) and _waits_in_real_time():
+            _until(taken, None, "file", None)
+        stock(file, operation)  # to take it once more is nothing
+
+    return flock
+
+
 _WHY = "a rank that waits for it allows the others to go on"
 
 PATCHES: tuple[Row, ...] = (
@@ -169,6 +190,7 @@ PATCHES: tuple[Row, ...] = (
         for kind in ("Select", "Poll", "Epoll", "Kqueue")
     ),
     Patch("select", "select", value=_select, why=_WHY),
+    Patch("fcntl", "flock", wrap=_flock, why=_WHY),
     *(
         Patch("socket.socket", name, wrap=_reading, needs=name, why=_WHY)
         for name in ("accept", "recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg")
