@@ -59,6 +59,11 @@ def is_of_program(file: str) -> bool:
     return not (of_python or is_foreign(file))
 
 
+def is_of_library(file: str) -> bool:
+    """Whether a file is of torch, of simgpu, of Python, or of an installed package."""
+    return not is_of_program(file) or f"-packages{os.sep}" in file
+
+
 def program_line(error: BaseException | None = None) -> str:
     """The innermost line of the program that this thread or `error` came through; "" for none."""
     if error is None:

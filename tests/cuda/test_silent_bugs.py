@@ -47,6 +47,11 @@ def keeps_an_output(net, y):
     return y
 
 
+def keeps_an_output_in_a_layer(net, y):
+    net.layer.last = y
+    return y
+
+
 def makes_a_tensor_on_one_device(net, y):
     return y + torch.ones(2, device="cuda:0")
 
@@ -77,6 +82,7 @@ BUGS = {
     assigns_a_buffer: ReplicaStateWarning,
     adds_to_a_buffer: ReplicaStateWarning,
     keeps_an_output: ReplicaStateWarning,
+    keeps_an_output_in_a_layer: ReplicaStateWarning,
     makes_a_tensor_on_one_device: RuntimeError,
     has_a_constant_on_one_device: RuntimeError,
     has_the_batch_last: (RuntimeError, ValueError),
@@ -105,10 +111,26 @@ def test_bug_is_reported(bug, strict, library, monkeypatch):
     assert found == ({expected} if strict and expected is ReplicaStateWarning else set())
 
 
-def test_layers_of_torch_may_write_into_replicas(monkeypatch):
+@pytest.mark.parametrize("library", [nn.DataParallel, dataparallel.DataParallel])
+def test_layers_of_torch_may_write_into_replicas(monkeypatch, library):
     """Batch norm does, by design: the statistics of the first replica are kept."""
     monkeypatch.setenv("SIMGPU_STRICT", "1")
+    layers = nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 2)), nn.LSTM(2, 2)
     with simgpu.as_cuda(2), warnings.catch_warnings():
         warnings.simplefilter("error", SilentBugWarning)
-        dataparallel.DataParallel(nn.BatchNorm1d(2).cuda())(torch.ones(4, 2, device="cuda"))
+        for layer in layers:
+            library(nn.Sequential(layer).cuda())(torch.ones(4, 2, device="cuda"))
         Net(counts_calls).cuda()(torch.ones(4, 2, device="cuda"))  # no replica
+
+
+@pytest.mark.parametrize("library", [nn.DataParallel, dataparallel.DataParallel])
+def test_an_attribute_that_a_hook_gives_a_layer_is_named_with_its_path(monkeypatch, library):
+    """The usual way to look at features; two calls, of which each has its warning."""
+    monkeypatch.setenv("SIMGPU_STRICT", "1")
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    net[1][0].register_forward_hook(lambda layer, _, output: setattr(layer, "seen", output))
+    with simgpu.as_cuda(2):
+        parallel = library(net.cuda())
+        for _ in range(2):
+            with pytest.warns(ReplicaStateWarning, match=r"'seen' into '1\.0' of a replica"):
+                parallel(torch.ones(4, 2, device="cuda"))

@@ -5,7 +5,9 @@ An error, a warning, or nothing, where two ranks that do different things may be
 
 import os
 import warnings
+from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import distributed as dist
@@ -127,6 +129,14 @@ def a_metric_is_of_one_rank(rank):
     assert torch.tensor(float(rank), device=rank).item() == rank
 
 
+def all_ranks_write_one_path(rank):
+    Path("log.txt").write_text("0")
+
+
+def all_ranks_save_one_array(rank):
+    numpy.save("rows.npy", [0])
+
+
 BUGS = {
     one_rank_evaluates: CollectiveMismatchError,
     one_rank_meets_a_barrier: CollectiveMismatchError,
@@ -138,6 +148,8 @@ BUGS = {
     epochs_have_one_order: SamplerEpochWarning,
     all_ranks_save_one_checkpoint: SharedFileWarning,
     all_ranks_open_one_file: SharedFileWarning,
+    all_ranks_write_one_path: SharedFileWarning,
+    all_ranks_save_one_array: SharedFileWarning,
     ranks_name_other_roots: CollectiveMismatchError,
     inputs_are_on_one_device: DeviceMismatchError,
     the_learning_rate_differs: None,
@@ -163,6 +175,19 @@ def test_bug_of_a_script_is_reported(bug, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SIMGPU_STRICT", "1")
     assert outcome(lambda: simgpu.ranks(2, bug)) is BUGS[bug]
+
+
+def test_file_is_named_with_the_lines_that_write_it(monkeypatch, tmp_path):
+    """Also where a package opens it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SIMGPU_STRICT", "1")
+    code = all_ranks_save_one_array.__code__
+    with pytest.warns(SharedFileWarning) as caught:
+        simgpu.ranks(2, all_ranks_save_one_array)
+    line = code.co_firstlineno + 1
+    for warning in (each for each in caught if each.category is SharedFileWarning):
+        assert (warning.filename, warning.lineno) == (__file__, line)
+        assert f"has written at {__file__}:{line}:" in str(warning.message)
 
 
 @pytest.mark.parametrize("bug", [b for b, kind in BUGS.items() if kind], ids=lambda b: b.__name__)

@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from torch import distributed
 from torch.nn.modules import module as nn_module
 
 from simgpu._core.hooks import Instrument, add, remove
-from simgpu._util.frames import calling_line, is_of_program
+from simgpu._util.frames import calling_line, is_of_library, is_of_program, module_of
 from simgpu._util.naming import STRICT, variable_is_set
 from simgpu._util.patching import Patches, Table
 from simgpu.errors import (
@@ -124,6 +125,14 @@ def _note_epoch(stock: Callable[..., Any], self: Any) -> Any:
 # Several ranks that write one file: the last one wins, or the file is a mixture.
 
 
+def _line_of_writer() -> str:
+    """The innermost line of the program outside installed packages; else that of a package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_of_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return calling_line() if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _note_write(path: Any) -> None:
     if not variable_is_set(STRICT) or not isinstance(path, (str, os.PathLike)) or not _has_ranks():
         return
@@ -131,11 +140,13 @@ def _note_write(path: Any) -> None:
     if file.startswith(("/dev/", "/proc/")):
         return
     ranks = list(range(distributed.get_world_size()))
-    for rank, line in _published(f"file {file}", calling_line(), ranks):
+    here = _line_of_writer()
+    for rank, line in _published(f"file {file}", here, ranks):
         _warn(
             f"rank {distributed.get_rank()} writes {file}, which rank {rank} has written at "
             f"{line}: write it on one rank (`if rank == 0`), or one file per rank",
             SharedFileWarning,
+            here,
         )
         return
 
@@ -149,10 +160,13 @@ def _note_save(stock: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note `open(path, "w")` where the program itself calls it."""
+    """Note `open(path, "w")` where the program itself calls it, or a method of its path."""
     if event != "open" or not {*"wx"} & {*str(arguments[1])}:
         return
-    if is_of_program(sys._getframe(1).f_code.co_filename):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and module_of(frame).partition(".")[0] == "pathlib":
+        frame = frame.f_back
+    if frame is not None and is_of_program(frame.f_code.co_filename):
         _note_write(arguments[0])
 
 
@@ -160,9 +174,17 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 _is_audited = False
 
 
-# A replica of DataParallel ends with the call: what it wrote into itself is lost.
+# A replica of DataParallel ends with the call: what was written into it is lost.
+#
+# Layers of torch write into themselves by design: batch norm its statistics, spectral norm its
+# weight, an embedding with max_norm the rows that are too long. Hooks and the modules around them
+# give them attributes that they had not, and those are lost like any other.
 
-_BEFORE = "_simgpu_before_forward"
+_BEFORE, _INNER = "_simgpu_before_forward", "_simgpu_within_a_replica"
+
+
+def _is_of_torch(module: torch.nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
@@ -175,31 +197,41 @@ def _state(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
-    if not getattr(module, "_is_replica", False):
+    """Note the state of a replica and of all modules in it, whose calls need no note then."""
+    attributes = vars(module)
+    if not attributes.get("_is_replica") or _INNER in attributes:
         return
-    if type(module).__module__.partition(".")[0] != "torch":
-        vars(module)[_BEFORE] = _state(module)
+    for inner in module.modules():
+        vars(inner)[_INNER] = True
+    attributes[_BEFORE] = [(*named, _state(named[1])) for named in module.named_modules()]
 
 
 def _after_forward(module: torch.nn.Module, _: Any, __: Any) -> None:
-    before = vars(module).pop(_BEFORE, None)
-    if before is None:
-        return
-    now = _state(module)
-    of_buffers = now.pop("_buffers")
-    lost = [name for name, value in now.items() if before.get(name, before) is not value]
-    lost += [name for name, is_ in of_buffers.items() if before["_buffers"].get(name) != is_]
-    if lost:
-        kind = type(module)
-        code = getattr(kind.forward, "__code__", None)
-        _warn(
-            f"the forward of {kind.__name__} writes {', '.join(map(repr, lost))} into a replica of "
-            "DataParallel, which ends with the call: only a buffer that the replica on the first "
-            "device changes in place keeps its value. Return it as an output, or write it to what "
-            "all replicas share",
-            ReplicaStateWarning,
-            f"{code.co_filename}:{code.co_firstlineno}" if code else "",
-        )
+    for name, inner, before in vars(module).pop(_BEFORE, ()):
+        now = _state(inner)
+        buffers, were = now.pop("_buffers"), before["_buffers"]
+        if _is_of_torch(inner):
+            lost = [key for key in now if key not in before]
+        else:
+            lost = [key for key, value in now.items() if before.get(key, before) is not value]
+            lost += [key for key, version in buffers.items() if were.get(key) != version]
+        if lost := [key for key in dict.fromkeys(lost) if key != _BEFORE]:
+            _warn_of_lost(module if _is_of_torch(inner) else inner, name, lost)
+    vars(module).pop(_INNER, None)
+
+
+def _warn_of_lost(writer: torch.nn.Module, name: str, lost: list[str]) -> None:
+    kind = type(writer)
+    code = getattr(kind.forward, "__code__", None)
+    within = f"{name!r} of " if name else ""
+    _warn(
+        f"the forward of {kind.__name__} writes {', '.join(map(repr, lost))} into {within}a "
+        "replica of DataParallel, which ends with the call: only a buffer that the replica on the "
+        "first device changes in place keeps its value. Return it as an output, or write it to "
+        "what all replicas share",
+        ReplicaStateWarning,
+        f"{code.co_filename}:{code.co_firstlineno}" if code else "",
+    )
 
 
 class _WhileDevicesExist(Instrument):
