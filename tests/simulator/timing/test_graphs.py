@@ -32,7 +32,10 @@ def captured(steps):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        queues = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+        queues = [torch.cuda.current_stream()]
+        while len(queues) < 3:  # one of CUDA's pool may be the stream that is captured
+            if (another := torch.cuda.Stream()) not in queues:
+                queues.append(another)
         for side in queues[1:]:
             side.wait_stream(queues[0])
         tensors[0, 0] = torch.empty(1, device="cuda")  # of which CUDA makes no node
