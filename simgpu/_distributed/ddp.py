@@ -18,6 +18,7 @@ from simgpu._util.frames import is_foreign, module_of
 # backward.
 _NAME = "DistributedDataParallel"
 _IN_BACKWARD = "sum of gradients in backward"
+_BROADCAST = "broadcast of parameters and buffers when it is made"
 # By the function of `torch.nn.parallel.distributed` that makes the collective.
 _STEPS = {
     "__init__": "comparison of parameters when it is made",
@@ -46,13 +47,16 @@ def current_step() -> str:
     """The step of DistributedDataParallel that asks for a collective; "" for the program itself."""
     if called_by_autograd():
         return f"{_NAME}'s {_IN_BACKWARD}"
-    names = []
+    names, sends = [], False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_foreign(frame.f_code.co_filename):
         if module_of(frame) == "torch.nn.parallel.distributed":
             names.append(frame.f_code.co_name)
+        sends |= frame.f_code.co_name == "_sync_module_states"  # a function of others too
         frame = frame.f_back
     known = [_STEPS[name] for name in names if name in _STEPS]
+    if sends and known == [_STEPS["__init__"]]:
+        known = [_BROADCAST]
     return f"{_NAME}'s {[*known, *names][0]}" if names else ""
 
 
