@@ -85,6 +85,8 @@ __all__ = [
     "trace",
 ]
 
+__version__ = "0.1.0"
+
 _HOME = {
     "Estimate": "simgpu._clock.estimate",
     "Link": "simgpu._clock.topology",

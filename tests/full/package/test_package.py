@@ -1,0 +1,103 @@
+"""The sdist and the wheel: contents, version, and use in an environment that has nothing else."""
+
+import os
+import re
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import simgpu
+from tests.full.package.conftest import run
+
+PACKAGES = ("simgpu", "dataparallel")
+DATA = (
+    "simgpu/py.typed",
+    "dataparallel/py.typed",
+    "simgpu/_config/gpus.json",
+    "simgpu/_fuzz/templates/report.css",
+    "simgpu/_fuzz/templates/report.html.jinja",
+)
+
+
+def files_in(folder):
+    """The paths of all files below `folder`."""
+    return {
+        str(Path(where, name).relative_to(folder))
+        for where, _, names in os.walk(folder)
+        for name in names
+    }
+
+
+@pytest.fixture(scope="module")
+def sources(clone):
+    """The files of both packages, which a distribution has to contain."""
+    found = {name for name in files_in(clone) if name.split("/")[0] in PACKAGES}
+    assert found.issuperset(DATA)
+    return found
+
+
+def test_the_wheel_has_the_packages_and_nothing_else(distributions, sources):
+    names = set(zipfile.ZipFile(distributions[1]).namelist())
+    about = f"simgpu-{simgpu.__version__}.dist-info"
+    parts = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+    assert names == sources | {f"{about}/{part}" for part in parts}
+
+
+def test_the_sdist_has_the_packages_and_what_builds_them(distributions, sources):
+    with tarfile.open(distributions[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    others = "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "PKG-INFO", ".gitignore"
+    assert names == sources.union(others)
+
+
+def test_the_metadata_pass_the_check_of_the_index(distributions):
+    pytest.importorskip("twine", reason="needs the extra `lint`")
+    run(sys.executable, "-m", "twine", "check", "--strict", *distributions)
+
+
+def test_the_version_is_written_once(distributions):
+    with zipfile.ZipFile(distributions[1]) as wheel:
+        metadata = wheel.read(f"simgpu-{simgpu.__version__}.dist-info/METADATA").decode()
+    assert re.findall(r"^Version: (.*)$", metadata, re.M) == [simgpu.__version__]
+
+
+def test_an_install_from_a_clone_leaves_nothing_in_it(clone, tmp_path):
+    before = files_in(clone)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-compile"]
+    run(*pip, "--target", tmp_path / "here", clone)
+    assert files_in(clone) == before
+    assert before.intersection(DATA) <= files_in(tmp_path / "here")
+
+
+BLOCK = """
+import dataparallel, simgpu, torch
+with simgpu.devices(2) as devices:
+    model = dataparallel.DataParallel(torch.nn.Linear(3, 2).to(devices[0]), device_ids=devices)
+    print(model(torch.ones(4, 3)).device, simgpu.__file__)
+"""
+
+
+def test_a_first_block_runs(user, installed):
+    device, file = user("python", "-c", BLOCK).split()
+    assert device == "simgpu:0"
+    assert Path(file).is_relative_to(installed.parents[1])
+
+
+def test_the_command_runs_a_program(user):
+    counted = "import torch; print(torch.cuda.device_count())"
+    assert user("simgpu", "run", "--devices", "3", "-c", counted) == "3\n"
+
+
+SUITE = """
+def test_it(devices):
+    assert len(devices) == 3
+"""
+
+
+def test_a_suite_gets_the_fixture(user, tmp_path):
+    (tmp_path / "test_it.py").write_text(SUITE)
+    said = user("python", "-m", "pytest", "-p", "no:cacheprovider", "--device-count", "3")
+    assert "1 passed" in said
