@@ -20,7 +20,8 @@ from simgpu._pytest.header import add_hint, cuda_lines, header_line, note_want_o
 from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope, needs_no_torch, session_pool
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
-from simgpu._pytest.ranks import Run, fail_if_unused, lend_ranks
+from simgpu._pytest.ranks import Run as Run
+from simgpu._pytest.ranks import fail_if_unused, lend_ranks
 from simgpu._util.naming import plural
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -35,7 +35,7 @@ from simgpu._util.thread_rows import ACCELERATOR, CUDA, CURRENT_DEVICE, NEITHER,
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 # What callers name a device by; None is the current one.
-DeviceLike = torch.device | str | int | None
+DeviceLike: TypeAlias = torch.device | str | int | None
 
 
 class World:

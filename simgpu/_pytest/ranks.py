@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import pytest
 
@@ -22,7 +22,19 @@ DESCRIPTION = (
     "which are threads of this process with one simulated device each."
 )
 
-Run = Callable[..., list[Any]]
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """The type of the fixture `ranks`: `simgpu.ranks` with the number of ranks of the marker."""
+
+    def __call__(
+        self,
+        function: Callable[[int], T],
+        *,
+        backend: str | None = "nccl",
+        schedule: int | str | None = None,
+    ) -> list[T]: ...
 
 
 @contextlib.contextmanager
@@ -48,7 +60,7 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
                 "pytest's fixture `ranks` made them: use these, or do without it",
                 f"the fixture `ranks`, for @pytest.mark.ranks({count})",
             )
-        yield functools.partial(simgpu.ranks, count)
+        yield cast(Run, functools.partial(simgpu.ranks, count))
 
 
 def fail_if_unused(item: pytest.Item) -> None:
