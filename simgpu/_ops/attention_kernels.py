@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from simgpu._core.launch import HOST_KEYS, launch
 from simgpu._memory.ownership import adopt_all
 from simgpu._ops.calls import Arguments, overload
 from simgpu._ops.checks import refuse
-from simgpu._ops.from_schema import host_kernel
+from simgpu._ops.from_schema import Call, by_name, host_kernel
 from simgpu._ops.random import source_of
 from simgpu._ops.table import PythonKernel, row
 from simgpu._random import attention_masks
@@ -286,11 +285,8 @@ _NAMES = {
 }
 
 
-class _Call(SimpleNamespace):
-    """The arguments of a call by name, None for those that it lacks."""
-
-    def __getattr__(self, name: str) -> Any:
-        return None
+class _Call(Call):
+    """A call by those names."""
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> _Call:
         """The call with query, key, value, output and its gradient changed."""
@@ -646,17 +642,15 @@ def _kernel(
     """
 
     def make(op: torch._ops.OpOverload) -> PythonKernel:
-        names = [argument.name for argument in op._schema.arguments]
+        def renamed(call: Call) -> Any:
+            return compute(_Call(**{_NAMES.get(name, name): x for name, x in vars(call).items()}))
 
-        def on_host(*args: Any, **kwargs: Any) -> Any:
-            named = {**dict(zip(names, args, strict=False)), **kwargs}
-            return compute(_Call(**{_NAMES.get(name, name): x for name, x in named.items()}))
-
-        kernel, reader = host_kernel(op, on_host), Arguments(op)
+        kernel, reader = host_kernel(op, by_name(op, renamed)), Arguments(op)
+        dropout = by_name(op, lambda call: call.dropout_p)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             index, host_args, host_kwargs = reader.read(args, kwargs)
-            if draws and {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"):
+            if draws and dropout(*args, **kwargs):
                 host_kwargs["source"] = source_of(world.device(index))
             return adopt_all(launch(kernel, index, host_args, host_kwargs), index)
 

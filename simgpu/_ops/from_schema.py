@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -433,6 +434,26 @@ def computed_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]
 def computed(host_function: Callable[..., Any]) -> Callable[[torch._ops.OpOverload], PythonKernel]:
     """What makes such a kernel, for the field `make` of a row."""
     return functools.partial(computed_kernel, host_function=host_function)
+
+
+class Call(SimpleNamespace):
+    """The arguments of a call by the names of its schema; None for those that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+def by_name(op: torch._ops.OpOverload, compute: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What calls `compute` with a `Call`, for operators of many arguments."""
+    names = [argument.name for argument in op._schema.arguments]
+    return lambda *args, **kwargs: compute(Call(**dict(zip(names, args, strict=False)), **kwargs))
+
+
+def computed_by_name(
+    compute: Callable[[Any], Any],
+) -> Callable[[torch._ops.OpOverload], PythonKernel]:
+    """As `computed`, of a function whose argument is a `Call`."""
+    return lambda op: computed_kernel(op, by_name(op, compute))
 
 
 def as_it_is(op: torch._ops.OpOverload) -> PythonKernel:

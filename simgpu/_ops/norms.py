@@ -20,7 +20,7 @@ from simgpu._core.launch import HOST_KEYS
 from simgpu._ops.calls import DeviceRules, overload
 from simgpu._ops.checks import expect, refuse
 from simgpu._ops.dtypes import HALF_DTYPES, name_of, no_kernel
-from simgpu._ops.from_schema import computed
+from simgpu._ops.from_schema import Call, computed_by_name
 from simgpu._ops.table import HostCode, row
 
 Tensor = torch.Tensor
@@ -97,8 +97,7 @@ def _forward(
             return output, mean.clone(), (var + rest[-1]).rsqrt(), *more[1:]
         if mean.dtype not in HALF_DTYPES:
             return results
-        dims = [0, *range(2, input.dim())]
-        return output, *_statistics(input, dims, rest[-1]), *more[1:]
+        return output, *_statistics(input, _all_but_channels(input), rest[-1]), *more[1:]
 
 
 def _in_one_dtype(
@@ -118,11 +117,19 @@ def _kept_in(input: Tensor) -> torch.dtype:
     return torch.float32 if input.dtype in HALF_DTYPES else input.dtype
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.to(_kept_in(x))
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
 def _statistics(
     input: Tensor, dims: Sequence[int], eps: float, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Means of halves over `dims`, and one over their standard deviations, in float32."""
-    var, mean = torch.var_mean(input.float(), [*dims], correction=0, keepdim=keepdim)
+    """Means over `dims`, and one over standard deviations; of halves in float32."""
+    var, mean = torch.var_mean(_wide(input), [*dims], correction=0, keepdim=keepdim)
     return mean, (var + eps).rsqrt()
 
 
@@ -273,127 +280,70 @@ row("native_layer_norm_backward", host=_layer_norm_backward, checks=(layer_norm_
 # precision are in float32, as on CUDA.
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.half, torch.bfloat16) else x
-
-
-def _all_but_channels(x: Tensor) -> list[int]:
-    return [dim for dim in range(x.dim()) if dim != 1]
-
-
 def _along_channels(values: Tensor, x: Tensor) -> Tensor:
     """One number per channel, shaped to be broadcast over `x`."""
     return values.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _stats(call: Call) -> tuple[Tensor, Tensor]:
     """Mean and inverse standard deviation of each channel."""
-    wide = _wide(x)
-    var, mean = torch.var_mean(wide, _all_but_channels(x), correction=0)
-    return mean, (var + eps).rsqrt()
+    return _statistics(call.input, _all_but_channels(call.input), call.eps)
 
 
-def batch_norm_gather_stats_with_counts(
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    counts: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _gathered_stats(call: Call) -> tuple[Tensor, Tensor]:
     """Statistics of all ranks' rows, from those of each rank (one row per rank)."""
+    mean, momentum = call.mean, call.momentum
+    counts = mean.new_full((len(mean),), call.count) if call.counts is None else call.counts
     weight = counts.to(mean.dtype).view(-1, 1)
     total = weight.sum()
     together = (mean * weight).sum(0) / total
-    var = ((invstd**-2 - eps + (mean - together) ** 2) * weight).sum(0) / total
-    if running_mean is not None:
-        running_mean.mul_(1 - momentum).add_(together * momentum)
-    if running_var is not None:
-        running_var.mul_(1 - momentum).add_(var * (total / (total - 1)) * momentum)
-    return together, (var + eps).rsqrt()
+    var = ((call.invstd**-2 - call.eps + (mean - together) ** 2) * weight).sum(0) / total
+    if call.running_mean is not None:
+        call.running_mean.mul_(1 - momentum).add_(together * momentum)
+    if call.running_var is not None:
+        call.running_var.mul_(1 - momentum).add_(var * (total / (total - 1)) * momentum)
+    return together, (var + call.eps).rsqrt()
 
 
-def batch_norm_gather_stats(
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    count: int,
-) -> tuple[Tensor, Tensor]:
-    """The same where every rank has as many elements per channel."""
-    counts = mean.new_full((len(mean),), count)
-    return batch_norm_gather_stats_with_counts(
-        x, mean, invstd, running_mean, running_var, momentum, eps, counts
-    )
-
-
-def batch_norm_elemt(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    invstd: Tensor,
-    eps: float,
-) -> Tensor:
+def _elemt(call: Call) -> Tensor:
     """The normalized rows."""
-    y = (_wide(x) - _along_channels(mean, x)) * _along_channels(invstd, x)
-    if weight is not None:
-        y = y * _along_channels(weight, x)
-    if bias is not None:
-        y = y + _along_channels(bias, x)
+    x = call.input
+    y = (_wide(x) - _along_channels(call.mean, x)) * _along_channels(call.invstd, x)
+    if call.weight is not None:
+        y = y * _along_channels(call.weight, x)
+    if call.bias is not None:
+        y = y + _along_channels(call.bias, x)
     return y.to(x.dtype)
 
 
-def batch_norm_backward_reduce(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward_reduce(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """This rank's sums over its rows, and its gradients of weight and bias."""
-    wide, dims = _wide(grad), _all_but_channels(x)
+    x, wide, dims = call.input, _wide(call.grad_out), _all_but_channels(call.input)
     sum_dy = wide.sum(dims)
-    sum_dy_xmu = (wide * (_wide(x) - _along_channels(mean, x))).sum(dims)
-    dtype = sum_dy.dtype if weight is None else weight.dtype
+    sum_dy_xmu = (wide * (_wide(x) - _along_channels(call.mean, x))).sum(dims)
+    dtype = sum_dy.dtype if call.weight is None else call.weight.dtype
     none = sum_dy.new_empty(0)
-    grad_weight = (sum_dy_xmu * invstd).to(dtype) if weight_g else none
-    grad_bias = sum_dy.clone().to(dtype) if bias_g else none
+    grad_weight = (sum_dy_xmu * call.invstd).to(dtype) if call.weight_g else none
+    grad_bias = sum_dy.clone().to(dtype) if call.bias_g else none
     return sum_dy, sum_dy_xmu, grad_weight, grad_bias
 
 
-def batch_norm_backward_elemt(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    sum_dy: Tensor,
-    sum_dy_xmu: Tensor,
-    count: Tensor,
-) -> Tensor:
+def _backward_elemt(call: Call) -> Tensor:
     """The gradient of this rank's rows, from the sums over all ranks."""
-    rows = count.sum().to(mean.dtype)
-    centered = _wide(x) - _along_channels(mean, x)
-    slope = _along_channels(invstd**2 * sum_dy_xmu / rows, x)
-    scale = _along_channels(invstd if weight is None else invstd * weight, x)
-    out = (_wide(grad) - _along_channels(sum_dy / rows, x) - centered * slope) * scale
+    x, grad, invstd = call.input, call.grad_out, call.invstd
+    rows = call.count.sum().to(call.mean.dtype)
+    centered = _wide(x) - _along_channels(call.mean, x)
+    slope = _along_channels(invstd**2 * call.sum_dy_xmu / rows, x)
+    scale = _along_channels(invstd if call.weight is None else invstd * call.weight, x)
+    out = (_wide(grad) - _along_channels(call.sum_dy / rows, x) - centered * slope) * scale
     return out.to(grad.dtype)
 
 
-for _function in (
-    *(batch_norm_stats, batch_norm_gather_stats, batch_norm_gather_stats_with_counts),
-    *(batch_norm_elemt, batch_norm_backward_reduce, batch_norm_backward_elemt),
-):
-    row(_function.__name__, make=computed(_function))
+row("batch_norm_stats", make=computed_by_name(_stats))
+row("batch_norm_gather_stats[_with_counts]", make=computed_by_name(_gathered_stats))
+row("batch_norm_elemt", make=computed_by_name(_elemt))
+row("batch_norm_backward_reduce", make=computed_by_name(_backward_reduce))
+row("batch_norm_backward_elemt", make=computed_by_name(_backward_elemt))
 
 
 # What CUDA's kernel of `rms_norm` asks of devices and dtypes, in front of PyTorch's composite.

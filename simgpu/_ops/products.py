@@ -11,7 +11,7 @@ from simgpu._core.launch import Kernel
 from simgpu._ops.calls import Arguments
 from simgpu._ops.checks import refuse
 from simgpu._ops.dtypes import AND_COMPLEX, HALF_DTYPES, Only, name_of, no_kernel, type_of
-from simgpu._ops.from_schema import computed, functional_kernel, out_kernel
+from simgpu._ops.from_schema import Call, computed_by_name, functional_kernel, out_kernel
 from simgpu._ops.table import HostCode, PythonKernel, row
 from simgpu._util.naming import visible_text
 
@@ -228,74 +228,21 @@ for _name in _PRODUCTS:  # `check` is the rule of their dtypes: a meta kernel ma
 # `torch.convolution` does; `benchmark`, `deterministic` and `allow_tf32` choose among algorithms.
 
 
-def _zeros(stride: Sequence[int]) -> list[int]:
-    return [0] * len(stride)
+def _cudnn_convolution(call: Call) -> Tensor:
+    """A convolution without what follows it; transposed, if it has an output_padding."""
+    after = call.output_padding
+    options = call.stride, call.padding, call.dilation, after is not None
+    zeros = [0] * len(call.stride)
+    weight, bias = call.weight, call.bias
+    return torch.convolution(call.self, weight, bias, *options, after or zeros, call.groups)
 
 
-def cudnn_convolution(
-    x: Tensor,
-    weight: Tensor,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    benchmark: bool,
-    deterministic: bool,
-    allow_tf32: bool,
-) -> Tensor:
-    """A convolution without a bias."""
-    return torch.convolution(
-        x, weight, None, stride, padding, dilation, False, _zeros(stride), groups
-    )
-
-
-def cudnn_convolution_transpose(
-    x: Tensor,
-    weight: Tensor,
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    benchmark: bool,
-    deterministic: bool,
-    allow_tf32: bool,
-) -> Tensor:
-    """A transposed convolution without a bias."""
-    return torch.convolution(
-        x, weight, None, stride, padding, dilation, True, output_padding, groups
-    )
-
-
-def cudnn_convolution_relu(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """The positive part of a convolution."""
-    return torch.convolution(
-        x, weight, bias, stride, padding, dilation, False, _zeros(stride), groups
-    ).relu_()
-
-
-def cudnn_convolution_add_relu(
-    x: Tensor,
-    weight: Tensor,
-    z: Tensor,
-    alpha: float | None,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """The positive part of a convolution and `alpha` (1 if None) times `z`."""
-    y = torch.convolution(x, weight, bias, stride, padding, dilation, False, _zeros(stride), groups)
-    return y.add_(z, alpha=1 if alpha is None else alpha).relu_()
+def _cudnn_convolution_relu(call: Call) -> Tensor:
+    """The positive part of a convolution, to which `alpha` (1 if None) times `z` may be added."""
+    y = _cudnn_convolution(call)
+    if call.z is not None:
+        y.add_(call.z, alpha=1 if call.alpha is None else call.alpha)
+    return y.relu_()
 
 
 def _convolution(input: Tensor, weight: Tensor, **_: Any) -> None:
@@ -317,11 +264,8 @@ def slow_conv_backward(arguments: dict[str, Any]) -> None:
         refuse("_slow_conv2d_backward", arguments, "grad_output", "self")
 
 
-for _function in (
-    *(cudnn_convolution, cudnn_convolution_transpose),
-    *(cudnn_convolution_relu, cudnn_convolution_add_relu),
-):
-    row(_function.__name__, make=computed(_function))
+row("cudnn_convolution[_transpose]", make=computed_by_name(_cudnn_convolution))
+row("cudnn_convolution[_add]_relu", make=computed_by_name(_cudnn_convolution_relu))
 # PyTorch's tracer leaves out `convolution` and waits for `_convolution`, which its composite calls
 # (DONT_RECORD_TRACE, tools/autograd/gen_trace_type.py); the others of that list are composed for
 # any device. A kernel for the whole would give the trace a result that comes from nowhere.
