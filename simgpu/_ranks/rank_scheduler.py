@@ -10,11 +10,13 @@ import contextlib
 import copy
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simgpu._distributed.ddp import with_advice
 from simgpu._explore.schedules import primitives, system_waits
+from simgpu._explore.schedules import scheduler as turns
 from simgpu._explore.schedules.earlier_locks import adopted_in_modules
 from simgpu._explore.schedules.explore import controlled
 from simgpu._explore.schedules.scheduler import (
@@ -33,6 +35,7 @@ from simgpu.errors import DeadlockError, RankLostError, ScheduleError
 
 # Questions in a row while no rank does anything else: the answer stays the same.
 _MAX_IDLE_POLLS = 1000
+_host_time = time.monotonic  # within a schedule it is another clock
 _MADE_BY_CPP: Any = vars(threading)["_DummyThread"]
 
 
@@ -91,13 +94,15 @@ class RankScheduler:
         self._asked_in_vain = self._asked = self._other_steps = 0
         self.failures: dict[int, BaseException] = {}
         """What each rank raised, in the order in which they did."""
+        self._failed_at: float | None = None  # real seconds
         self.stopped: BaseException | None = None
         """Why no rank can go on; each rank raises an error of its own, with its own frames."""
 
     def run(self, function: Callable[[int], None], states: Sequence[Any]) -> None:
         """Call it with each rank, in a thread with a state of its own, until all have ended."""
         scheduler = self._scheduler
-        outer, scheduler.when_stuck = scheduler.when_stuck, self._stop
+        outer = scheduler.when_stuck, scheduler.when_resting
+        scheduler.when_stuck, scheduler.when_resting = self._stop, self._end_sleepers
         try:
             for rank, state in enumerate(states):
                 name = f"rank {rank}"
@@ -110,7 +115,7 @@ class RankScheduler:
                 self._end()
             raise
         finally:
-            scheduler.when_stuck = outer
+            scheduler.when_stuck, scheduler.when_resting = outer
 
     def _end(self) -> None:
         """End all ranks: those that wait raise the reason, the rest end at their next switch."""
@@ -215,6 +220,17 @@ class RankScheduler:
         for task in others:
             task.interrupt, task.until = copy.copy(self.stopped), None
         return True
+
+    def _end_sleepers(self) -> bool:
+        """End ranks that still ask in a loop, and sleep, long after another one has failed.
+
+        torchrun ends all processes then.
+        """
+        if not self.failures:
+            return False
+        now = _host_time()
+        self._failed_at = now if self._failed_at is None else self._failed_at
+        return now - self._failed_at >= turns.LONG and self._stop()
 
     def _why_nobody_can(self) -> BaseException:
         waiting: dict[int, str] = {}

@@ -1,10 +1,13 @@
 """Ranks that wait for each other by other means than collectives, or hold the turn for long."""
 
+import asyncio
 import concurrent.futures
 import fcntl
 import io
 import queue
 import re
+import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -20,7 +23,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu._explore.schedules import scheduler
-from simgpu.errors import DeadlockError
+from simgpu.errors import DeadlockError, RankLostError
 from tests.support.worlds import few
 
 MOMENT = 1e-4  # seconds
@@ -132,6 +135,50 @@ def connection(_):
     return wait, act
 
 
+def selected(find):
+    """A socket that has nothing to be read until rank 1 writes."""
+
+    def make(_):
+        one, other = socket.socketpair()
+
+        def wait():
+            with one:
+                assert find(one) == one
+                one.setblocking(False)
+                return one.recv(4).decode()
+
+        def act():
+            with other:
+                other.sendall(b"come")
+
+        return wait, act
+
+    return make
+
+
+def by_selector(one):
+    with selectors.DefaultSelector() as selector:
+        selector.register(one, selectors.EVENT_READ)
+        ((key, _),) = selector.select()
+        return key.fileobj
+
+
+def stream(_):
+    one, other = socket.socketpair()
+
+    async def read():
+        reader, writer = await asyncio.open_connection(sock=one)
+        found = await reader.readexactly(4)
+        writer.close()
+        return found.decode()
+
+    def act():
+        with other:
+            other.sendall(b"come")
+
+    return (lambda: asyncio.run(read())), act
+
+
 def file_lock(folder):
     """Rank 0 asks for the lock that rank 1 holds until it has slept."""
     path = folder / "lock"
@@ -167,6 +214,10 @@ WAYS = {
     "a lock": lock,
     "a thread": thread,
     "a connection": connection,
+    "select": selected(lambda one: select.select([one], [], [])[0][0]),
+    "select for an hour": selected(lambda one: select.select([one], [], [], 3600)[0][0]),
+    "a selector": selected(by_selector),
+    "a stream of asyncio": stream,
     "the lock of a file": file_lock,
 }
 
@@ -319,6 +370,30 @@ def test_the_lock_of_a_library_is_waited_for(monkeypatch):
             held.clear()
 
     simgpu.ranks(3, go)
+
+
+@given(count=st.integers(2, 4), data=st.data())
+def test_ranks_that_ask_for_what_a_failed_one_was_to_do_are_ended(count, data):
+    """In a loop that sleeps, of which nothing shows that it will never end."""
+    failing = data.draw(st.integers(0, count - 1))
+    ended = []
+
+    def go(rank):
+        if rank == failing:
+            raise KeyError(rank)
+        try:
+            while True:
+                time.sleep(MOMENT)
+        except RankLostError as error:
+            ended.append((rank, f"rank {failing} has raised KeyError" in str(error)))
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "LONG", 20 * MOMENT)
+        patch.setattr(sys, "stderr", io.StringIO())
+        with pytest.raises(KeyError):
+            simgpu.ranks(count, go)
+    assert sorted(ended) == [(rank, True) for rank in range(count) if rank != failing]
 
 
 @pytest.mark.parametrize("rests", [False, True])

@@ -683,6 +683,7 @@ class Scheduler:
         now: seconds since the beginning, of the schedule's own clock.
         trace: every choice so far, if it is kept.
         when_stuck: called where no thread can go on; true if one can by then.
+        when_resting: the same where all wait for real time to pass.
         steps, switches: points that were passed, and how often another task went on.
         real_time: whether sleeps and waits for others than tasks take real time. The order in
             which sleeps end is that of the schedule's clock all the same.
@@ -711,6 +712,7 @@ class Scheduler:
         self.failed: BaseException | None = None
         self.over = self._draining = False
         self.when_stuck: Callable[[], bool] | None = None
+        self.when_resting: Callable[[], bool] | None = None
         self._leaving: threading.Thread | None = None
         self._urgent: Task | None = None
         self._state_in_place: Any = None
@@ -854,6 +856,8 @@ class Scheduler:
         self.resting, looks = True, 0
         try:
             while self._urgent is None and not self.over:
+                if self.when_resting is not None and self.when_resting():
+                    return self._able(me)
                 first = min(expiring, key=lambda task: (task.deadline, task.number), default=None)
                 left = 0.0 if first is None else first.due - _host_time()
                 if first is not None and left <= 0:
