@@ -23,7 +23,7 @@ from simgpu._core.launch import HOST_KEYS, launch
 from simgpu._memory.ownership import adopt_all
 from simgpu._ops.calls import Arguments, overload
 from simgpu._ops.checks import refuse
-from simgpu._ops.from_schema import Call, by_name, host_kernel
+from simgpu._ops.from_schema import Call, KernelMaker, by_name, host_kernel
 from simgpu._ops.random import source_of
 from simgpu._ops.table import PythonKernel, row
 from simgpu._random import attention_masks
@@ -633,9 +633,7 @@ def _cudnn_backward(call: _Call) -> tuple[Tensor, ...]:
     return tuple(_like(x, _swapped(grad)) for x, grad in zip(tensors, grads, strict=True))
 
 
-def _kernel(
-    compute: Callable[[_Call], Any], draws: bool = False
-) -> Callable[[torch._ops.OpOverload], PythonKernel]:
+def _kernel(compute: Callable[[_Call], Any], draws: bool = False) -> KernelMaker:
     """What makes a kernel that has the host `compute` a call.
 
     With dropout, a call of what `draws` has the device's generator as the argument `source`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +100,58 @@ def register_kernels(
     return library
 
 
+# What an operator's schema says about the kernel that it needs.
+#
+# A schema is PyTorch's own declaration, such as `add_.Tensor(Tensor(a!) self, Tensor other, *,
+# Scalar alpha=1) -> Tensor(a!)`: the mark `a!` says that `self` is written to and is the result.
+
+
+class Schema:
+    """Facts about the arguments and results of one operator; positions count from 0."""
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        arguments, returns = op._schema.arguments, op._schema.returns
+        self.names = [argument.name for argument in arguments]
+        self.types = [str(argument.type) for argument in arguments]
+        self.written = [
+            i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write
+        ]
+        self.written_names = {self.names[i] for i in self.written}
+        self.outputs = [self.names[i] for i in self.written if arguments[i].kwarg_only]
+        self.tensors = [i for i, type_ in enumerate(self.types) if "Tensor" in type_]
+        self._none_optional = all(self.types[i] == "Tensor" for i in self.tensors)
+        self._returns = [str(returned.type) for returned in returns]
+        self._is_nested = "nested" in op._name
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
+        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+
+    def makes_one_of(self, count: int) -> bool:
+        """Whether the first `count` arguments are the only tensors, and a new one the only result.
+
+        A nested tensor as the result would have to be put together of its parts.
+        """
+        is_plain = self._none_optional and self._returns == ["Tensor"] and not self._is_nested
+        return is_plain and self.tensors == [*range(count)]
+
+    def is_binary_in_place(self) -> bool:
+        """Whether the first two arguments are the only tensors, and the first is the result."""
+        one_result = self.written == [0] and len(self._returns) == 1
+        return one_result and self._none_optional and self.tensors == [0, 1]
+
+    def is_binary_with_output(self) -> bool:
+        """Whether the first two arguments and `out` are the only tensors."""
+        last = len(self.names) - 1
+        return self.tensors == [0, 1, last] and self._none_optional and self.outputs == ["out"]
+
+
+@functools.cache
+def schema_of(op: torch._ops.OpOverload) -> Schema:
+    """Those facts, kept."""
+    return Schema(op)
+
+
 # On which devices tensors of one call may lie, and the errors that CUDA raises otherwise.
 #
 # All tensors of one operation are on one device. A CPU tensor may take part only where it has no
@@ -143,16 +195,12 @@ class DeviceRules:
     What a row says about numbers applies to tensors of every layout.
     """
 
-    __slots__ = ("_base", "_has_outputs", "_kind", "_names", "_op", "_operator", "_written")
+    __slots__ = ("_base", "_kind", "_op", "_operator", "_schema")
 
     def __init__(self, op: torch._ops.OpOverload, layout: Layout = "") -> None:
-        arguments = op._schema.arguments
-        self._op, self._kind = op, layout
+        self._op, self._kind, self._schema = op, layout, schema_of(op)
         self._operator = op._name.removeprefix("aten::")
         self._base = self._operator.partition(".")[0].removesuffix("_")
-        self._names = [argument.name for argument in arguments]
-        self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
-        self._has_outputs = any(a.kwarg_only and a.name in self._written for a in arguments)
 
     def with_numbers_moved(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -161,14 +209,15 @@ class DeviceRules:
         names = facts_of(self._op).moved_numbers
         if not names:
             return None
-        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        named = self._schema.named(args, kwargs)
         if self._base == "masked_fill" and named["self"].is_cpu:
             return None
         home = next(
             (t.device for t in tensors_in(*named.values()) if not t.is_cpu), torch.device("cpu")
         )
-        if self._written:
-            home = next(t.device for name in self._written for t in tensors_in(named[name]))
+        if self._schema.written:
+            written = self._schema.written_names
+            home = next(t.device for name in written for t in tensors_in(named[name]))
         near = {
             name: named[name].to(home if self._base == "where" else "cpu")
             for name in names
@@ -178,20 +227,19 @@ class DeviceRules:
         }
         if not near:
             return None
-        moved = [near.get(name, value) for name, value in zip(self._names, args, strict=False)]
-        return tuple(moved), {name: near.get(name, value) for name, value in kwargs.items()}
+        moved = zip(self._schema.names, args, strict=False)
+        by_name = {name: near.get(name, value) for name, value in kwargs.items()}
+        return tuple(near.get(name, value) for name, value in moved), by_name
 
     def device_of_mixed_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The device to compute on, where the tensors are not all on one simulated device.
 
         Raises DeviceMismatchError where CUDA would.
         """
-        named = [*zip(self._names, args, strict=False), *kwargs.items()]
-        written = [pair for pair in named if pair[0] in self._written]
-        read = [pair for pair in named if pair[0] not in self._written]
-        pairs = [
-            (name, tensor) for name, value in (*written, *read) for tensor in tensors_in(value)
-        ]
+        written = self._schema.written_names
+        named = self._schema.named(args, kwargs)
+        order = sorted(named.items(), key=lambda pair: pair[0] not in written)
+        pairs = [(name, tensor) for name, value in order for tensor in tensors_in(value)]
         operator = self._operator
         if operator == "convolution":
             self._check_convolution(pairs)
@@ -236,7 +284,7 @@ class DeviceRules:
         common = pairs[0][1].device
         for name, tensor in pairs:
             if tensor.device != common:
-                op = f"{op}_out" if self._has_outputs else op
+                op = f"{op}_out" if self._schema.outputs else op
                 method = f"{op}_{overload}".removesuffix("_") if structured else f"{overload}_{op}"
                 raise DeviceMismatchError(
                     f"Expected all tensors to be on the same device, but got {name} is on "
@@ -253,9 +301,9 @@ class DeviceRules:
         if facts_of(self._op, self._kind).across:
             return on_device[0].get_device()
         common = on_device[0].device
-        no_numbers = facts_of(self._op).no_cpu_numbers
+        no_numbers, written = facts_of(self._op).no_cpu_numbers, self._schema.written_names
         for name, tensor in pairs:
-            number = tensor.is_cpu and _is_number(tensor) and name not in self._written
+            number = tensor.is_cpu and _is_number(tensor) and name not in written
             if number and no_numbers.get(name):
                 raise DeviceMismatchError(no_numbers[name].format(device=common))
             number = number and name not in no_numbers
@@ -304,25 +352,20 @@ class Arguments:
     )
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
-        arguments = op._schema.arguments
+        schema = schema_of(op)
+        names, types = schema.names, schema.types
         # How a device's tensor becomes a host tensor.
         self.alias = host_alias if _sees_lazy_tensors(op) else relabel
         self._device_rules = DeviceRules(op)
         # Kernels of lists do not look whether their tensors overlap, on CUDA neither.
-        self._overwritten = {
-            position: a.name
-            for position, a in enumerate(arguments)
-            if a.alias_info and a.alias_info.is_write and str(a.type) == "Tensor"
-        }
-        tensors = [i for i, a in enumerate(arguments) if str(a.type) in _TENSOR_TYPES]
-        self._tensor_positions = tensors
-        self._tensor_names = {arguments[position].name for position in tensors}
-        self._list_positions = [i for i, a in enumerate(arguments) if str(a.type) in _LIST_TYPES]
-        with_tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
-        self._names_with_tensors = {arguments[position].name for position in with_tensors}
+        self._overwritten = {i: names[i] for i in schema.written if types[i] == "Tensor"}
+        self._tensor_positions = [i for i in schema.tensors if types[i] in _TENSOR_TYPES]
+        self._tensor_names = {names[i] for i in self._tensor_positions}
+        self._list_positions = [i for i in schema.tensors if types[i] in _LIST_TYPES]
+        self._names_with_tensors = {names[i] for i in schema.tensors}
         # Where to look for the device; nowhere if there are arguments of other kinds.
-        simple = {*tensors, *self._list_positions}
-        self._first_position = with_tensors[0] if simple and simple == {*with_tensors} else None
+        simple = {*self._tensor_positions, *self._list_positions} == {*schema.tensors}
+        self._first_position = schema.tensors[0] if simple and schema.tensors else None
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -483,69 +526,9 @@ def _kept_number(number: float, beside: torch.dtype, _: torch.dtype) -> Tensor:
     return _scalar_tensor(HOST_KEYS, number, dtype=dtype, device=_CPU)  # type: ignore[no-any-return]
 
 
-# What an operator's schema says about the kernel that it needs.
-#
-# A schema is PyTorch's own declaration, such as `add_.Tensor(Tensor(a!) self, Tensor other, *,
-# Scalar alpha=1) -> Tensor(a!)`: the mark `a!` says that `self` is written to and is the result.
-
 # From the results of a host kernel, the arguments of the call and the device's index to what the
 # device's kernel returns.
 ResultPicker = Callable[[Any, tuple[Any, ...], dict[str, Any], int], Any]
-
-
-class Schema:
-    """Facts about the arguments and results of one operator; positions count from 0."""
-
-    def __init__(self, op: torch._ops.OpOverload) -> None:
-        arguments, returns = op._schema.arguments, op._schema.returns
-        self.names = [argument.name for argument in arguments]
-        self.types = [str(argument.type) for argument in arguments]
-        self.written = [
-            i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write
-        ]
-        self.outputs = [self.names[i] for i in self.written if arguments[i].kwarg_only]
-        self._tensors = [i for i, type_ in enumerate(self.types) if "Tensor" in type_]
-        self._none_optional = all(self.types[i] == "Tensor" for i in self._tensors)
-        self._returns = [str(returned.type) for returned in returns]
-        self._is_nested = "nested" in op._name
-
-    def takes_tensors(self) -> bool:
-        """Whether any argument may be a tensor or a list of tensors."""
-        return bool(self._tensors)
-
-    def is_alone(self) -> bool:
-        """Whether the first argument is the only tensor."""
-        return self._tensors == [0]
-
-    def is_unary(self) -> bool:
-        """Whether the first argument is the only tensor, and a new tensor the only result."""
-        return self._tensors == [0] and self._makes_one_tensor()
-
-    def is_binary(self) -> bool:
-        """Whether the first two arguments are the only tensors, and a new one the only result."""
-        return self._tensors == [0, 1] and self._makes_one_tensor()
-
-    def is_ternary(self) -> bool:
-        """Whether the first three arguments are the only tensors, and a new one the only result."""
-        return self._tensors == [0, 1, 2] and self._makes_one_tensor()
-
-    def is_binary_in_place(self) -> bool:
-        """Whether the first two arguments are the only tensors, and the first is the result."""
-        return (
-            self._tensors == [0, 1]
-            and self._none_optional
-            and self.written == [0]
-            and len(self._returns) == 1
-        )
-
-    def is_binary_with_output(self) -> bool:
-        """Whether the first two arguments and `out` are the only tensors."""
-        last = len(self.names) - 1
-        return self._tensors == [0, 1, last] and self._none_optional and self.outputs == ["out"]
-
-    def _makes_one_tensor(self) -> bool:
-        # A nested tensor as the result would have to be put together of its parts.
-        return self._none_optional and self._returns == ["Tensor"] and not self._is_nested
 
 
 def result_picker(op: torch._ops.OpOverload) -> ResultPicker:

@@ -11,7 +11,7 @@ operator database (torch.testing._internal.common_methods_invocations).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_map, tree_map_only
 
+from simgpu._ops.calls import Schema, schema_of
 from simgpu._ops.table import HostCode, facts_of
 from simgpu._util.naming import DEVICE_TYPE
 
@@ -143,7 +144,7 @@ class Wider(NamedTuple):
 
     def applied(self, op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
         """What calls `stock` with wider tensors."""
-        return partial(_compute, stock, self.wider, _written(op))
+        return partial(_compute, stock, self.wider, schema_of(op))
 
 
 class AfterRefusal(NamedTuple):
@@ -158,7 +159,7 @@ class AfterRefusal(NamedTuple):
 
     def applied(self, op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
         """`stock`, and wider tensors once it has refused."""
-        return _asking_first(stock, partial(_in_wider, stock, self, _written(op)))
+        return _asking_first(stock, partial(_in_wider, stock, self, schema_of(op)))
 
 
 class Moved(NamedTuple):
@@ -192,18 +193,10 @@ def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
     return None if wider is None else wider.applied(op, stock)
 
 
-def _written(op: torch._ops.OpOverload) -> list[tuple[int, str]]:
-    return [
-        (position, a.name)
-        for position, a in enumerate(op._schema.arguments)
-        if a.alias_info and a.alias_info.is_write
-    ]
-
-
 def _compute(
     stock: HostCode,
     wider: Dtypes,
-    written: Sequence[tuple[int, str]],
+    schema: Schema,
     keys: torch._C.DispatchKeySet,
     *args: Any,
     **kwargs: Any,
@@ -212,7 +205,7 @@ def _compute(
     narrow = args[0].dtype
     if narrow not in wider:
         return stock(keys, *args, **kwargs)
-    return _in_wider(stock, AfterRefusal(wider, _BACK[narrow]), written, keys, args, kwargs)
+    return _in_wider(stock, AfterRefusal(wider, _BACK[narrow]), schema, keys, args, kwargs)
 
 
 def _asking_first(stock: HostCode, otherwise: HostCode) -> HostCode:
@@ -239,7 +232,7 @@ def _once_refused(refusal: NotImplementedError, otherwise: HostCode, *call: Any)
 def _in_wider(
     stock: HostCode,
     dtypes: AfterRefusal,
-    written: Sequence[tuple[int, str]],
+    schema: Schema,
     keys: torch._C.DispatchKeySet,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -256,13 +249,12 @@ def _in_wider(
     with torch._C.DisableTorchFunction():
         wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
         results = stock(keys, *wide_args, **wide_kwargs)
-        if not written:
+        if not schema.written:
             return tree_map_only(Tensor, lambda x: x.to(back.get(x.dtype, x.dtype)), results)
+        given, widened = schema.named(args, kwargs), schema.named(wide_args, wide_kwargs)
         outputs = []
-        for position, name in written:
-            by_name = name in kwargs
-            output = kwargs[name] if by_name else args[position]
-            wide = wide_kwargs[name] if by_name else wide_args[position]
+        for position in schema.written:
+            output, wide = (named[schema.names[position]] for named in (given, widened))
             output.resize_(wide.shape).copy_(wide.to(back.get(wide.dtype, wide.dtype)))
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -27,13 +27,13 @@ from simgpu._core import hooks as core_hooks
 from simgpu._core import streams, world
 from simgpu._core.hooks import ON_COPIES, About, hooks
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, report_written_back
-from simgpu._core.operators import copy_, set_storage, wants_to_resize
+from simgpu._core.operators import copy_, set_storage, tensors_in, wants_to_resize
 from simgpu._core.out_of_memory import charge
 from simgpu._memory import pinned
 from simgpu._memory.ownership import MANY, adopt, adopt_all, check_memory, on_one_storage
 from simgpu._memory.storages import grow
 from simgpu._native.relabel import host_alias
-from simgpu._ops.calls import NUMBERS, Arguments, Schema, kept_number, result_picker
+from simgpu._ops.calls import NUMBERS, Arguments, Schema, kept_number, result_picker, schema_of
 from simgpu._ops.dtypes import host_code
 from simgpu._ops.random import Draw, draw_something, random_kernel
 from simgpu._ops.table import PythonKernel, facts_of
@@ -48,7 +48,7 @@ from simgpu.errors import DeviceMismatchError, UnsupportedError
 
 def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """Results are written into the given tensors, which may have to grow."""
-    schema = Schema(kernel.op)
+    schema = schema_of(kernel.op)
     draw = Draw(kernel) if "generator" in schema.names else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             host_kwargs["generator"] = source
         outs = {name: kwargs[name] for name in schema.outputs}
         # An output without elements is computed elsewhere, and so has to be if it is read, too.
-        copied = empty = _are_some_empty(outs)
+        copied = empty = any(not out.numel() for out in tensors_in(*outs.values()))
         copies = reader.read_copies(args, kwargs) if empty else None
         try:
             if copies is None:
@@ -135,10 +135,6 @@ def _launched(
     about: About = ON_COPIES if copied else None
     launch(kernel, index, host_args, {**host_kwargs, **hosts}, about=about)
     return hosts
-
-
-def _are_some_empty(outs: dict[str, Any]) -> bool:
-    return any(not out.numel() for value in outs.values() for out in _as_list(value))
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -305,7 +301,7 @@ def _number_kernel(kernel: Kernel) -> Kernel | None:
 
     `x + 1` reaches `add.Tensor` with the plain number 1; only `add.Scalar` takes it as such.
     """
-    if Schema(kernel.op).types[:2] != ["Tensor", "Tensor"]:
+    if schema_of(kernel.op).types[:2] != ["Tensor", "Tensor"]:
         return None
     packet = kernel.op.overloadpacket
     name = kernel.op._overloadname
@@ -325,7 +321,7 @@ _CPU = torch.device("cpu")
 
 def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """Operators that make a tensor: on the device asked for, or where the input lies."""
-    takes_tensors = Schema(kernel.op).takes_tensors()
+    takes_tensors = bool(schema_of(kernel.op).tensors)
 
     def run(
         *args: Any,
@@ -339,20 +335,16 @@ def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         if takes_tensors:
             source, host_args, host_kwargs = reader.read(args, kwargs)
         host_kwargs["device"] = _CPU
-        if device is not None and _is_elsewhere(device):
-            host_kwargs["device"] = device
-            return _made_on_host(kernel, host_args, host_kwargs, pin_memory)
+        if device is not None and device.type in ("cpu", "meta"):
+            host_kwargs["device"] = device  # no device has anything to do
+            made: Tensor = kernel.run(HOST_KEYS, *host_args, **host_kwargs)
+            return pinned.mark_result(made) if pin_memory else made
         pinned.check_not_wanted(pin_memory)
         index = source if device is None and source >= 0 else world.resolve(device)
         _look_for_room(kernel, index, args, host_kwargs)
         return adopt(launch(kernel, index, host_args, host_kwargs), index)
 
     return run
-
-
-def _is_elsewhere(device: torch.device) -> bool:
-    """Whether a tensor on `device` is none of a simulated one's: on the CPU, or without data."""
-    return device.type in ("cpu", "meta")
 
 
 def _look_for_room(kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -370,18 +362,12 @@ def _look_for_room(kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict
             held.release(())
 
 
-def _made_on_host(
-    kernel: Kernel, args: Sequence[Any], kwargs: dict[str, Any], pin_memory: bool | None
-) -> torch.Tensor:
-    """A tensor of the host, made like one of a device: no device has anything to do."""
-    host: torch.Tensor = kernel.run(HOST_KEYS, *args, **kwargs)
-    return pinned.mark_result(host) if pin_memory else host
-
-
-# `functional_kernel`, `mutating_kernel`: any schema. `computed_kernel`: no CPU kernel needed.
+# `functional_kernel`, `mutating_kernel`: any schema. `computed`: no CPU kernel needed.
 #
 # They take host aliases of all tensors, launch, and hand over the results: new tensors become the
 # device's, and a result that is one of the arguments is that argument.
+
+KernelMaker = Callable[[torch._ops.OpOverload], PythonKernel]
 
 
 def functional_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
@@ -426,14 +412,9 @@ def host_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]) ->
     return Kernel(op, run)
 
 
-def computed_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]) -> PythonKernel:
-    """A kernel for such an operator, on tensors of a device."""
-    return functional_kernel(host_kernel(op, host_function), Arguments(op))
-
-
-def computed(host_function: Callable[..., Any]) -> Callable[[torch._ops.OpOverload], PythonKernel]:
-    """What makes such a kernel, for the field `make` of a row."""
-    return functools.partial(computed_kernel, host_function=host_function)
+def computed(host_function: Callable[..., Any]) -> KernelMaker:
+    """What makes a kernel of such an operator, for the field `make` of a row."""
+    return lambda op: functional_kernel(host_kernel(op, host_function), Arguments(op))
 
 
 class Call(SimpleNamespace):
@@ -445,15 +426,13 @@ class Call(SimpleNamespace):
 
 def by_name(op: torch._ops.OpOverload, compute: Callable[[Any], Any]) -> Callable[..., Any]:
     """What calls `compute` with a `Call`, for operators of many arguments."""
-    names = [argument.name for argument in op._schema.arguments]
-    return lambda *args, **kwargs: compute(Call(**dict(zip(names, args, strict=False)), **kwargs))
+    named = schema_of(op).named
+    return lambda *args, **kwargs: compute(Call(**named(args, kwargs)))
 
 
-def computed_by_name(
-    compute: Callable[[Any], Any],
-) -> Callable[[torch._ops.OpOverload], PythonKernel]:
+def computed_by_name(compute: Callable[[Any], Any]) -> KernelMaker:
     """As `computed`, of a function whose argument is a `Call`."""
-    return lambda op: computed_kernel(op, by_name(op, compute))
+    return lambda op: functional_kernel(host_kernel(op, by_name(op, compute)), Arguments(op))
 
 
 def as_it_is(op: torch._ops.OpOverload) -> PythonKernel:
@@ -466,7 +445,7 @@ def as_it_is(op: torch._ops.OpOverload) -> PythonKernel:
 
 def foreach_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """One launch if all tensors of the lists are on one device, else one for each tensor."""
-    written = Schema(kernel.op).written
+    written = schema_of(kernel.op).written
     in_one = (mutating_kernel if written else functional_kernel)(kernel, reader)
     facts = facts_of(kernel.op)
     takes_host = facts.one_on_host
@@ -518,12 +497,9 @@ def move_versions(changed: Iterable[Tensor]) -> None:
     increment_version([tensor for tensor in changed if not tensor.is_inference()])
 
 
-_KernelMaker = Callable[[Kernel, Arguments], PythonKernel]
-
-
 def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     """The Python kernel that computes `op` on a simulated device, whichever its tensors are on."""
-    make_kernel = _kind_of(op, Schema(op))
+    make_kernel = _kind_of(op, schema_of(op))
     return make_kernel(Kernel(op, host_code(op)), Arguments(op))
 
 
@@ -541,8 +517,7 @@ def _kind_of(
         return foreach_kernel
     if schema.written:
         return binary_in_place_kernel if schema.is_binary_in_place() else mutating_kernel
-    if schema.is_unary():
-        return unary_kernel
-    if schema.is_binary():
-        return binary_kernel
-    return ternary_kernel if schema.is_ternary() else functional_kernel
+    for count, make in enumerate((unary_kernel, binary_kernel, ternary_kernel), 1):
+        if schema.makes_one_of(count):
+            return make
+    return functional_kernel

@@ -21,7 +21,7 @@ from simgpu._core.launch import Kernel, launch
 from simgpu._memory.ownership import adopt, check_memory
 from simgpu._memory.pinned import check_not_wanted
 from simgpu._native.relabel import relabel
-from simgpu._ops.calls import Arguments, Schema, overload, result_picker
+from simgpu._ops.calls import Arguments, overload, result_picker, schema_of
 from simgpu._ops.checks import few_dims
 from simgpu._ops.dtypes import HALVES, Wider, name_of, no_kernel, widened
 from simgpu._ops.table import PythonKernel, row
@@ -179,9 +179,9 @@ def draw_something(args: Sequence[Any]) -> bool:
 
 def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """Operators that draw: from the device's own generator unless the caller gives one."""
-    schema = Schema(kernel.op)
+    schema = schema_of(kernel.op)
     position = schema.names.index("generator")
-    if schema.written == [0] and schema.is_alone():
+    if schema.written == schema.tensors == [0]:
         return drawing_in_place(kernel, reader, position)
     pick = result_picker(kernel.op)
     draw = Draw(kernel)

@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from simgpu._core import hooks as core_hooks
 from simgpu._core.hooks import hooks
 from simgpu._core.launch import HOST_KEYS
-from simgpu._core.operators import call_on_meta, refused_dtype
+from simgpu._core.operators import call_on_meta, refused_dtype, tensors_in
+from simgpu._ops.calls import schema_of
 from simgpu._ops.checks import looks_at_values
 from simgpu._ops.dtypes import Only, no_kernel
 from simgpu._ops.table import Op, PythonKernel, facts_of
@@ -37,12 +38,6 @@ def ruled(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
     )
 
 
-def _naming(op: torch._ops.OpOverload) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
-    """What gives the arguments of a call their names."""
-    names = [argument.name for argument in op._schema.arguments]
-    return lambda args, kwargs: {**dict(zip(names, args, strict=False)), **kwargs}
-
-
 def checked(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
     """`kernel`, behind the checks that its operator needs.
 
@@ -51,7 +46,7 @@ def checked(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
     checks = facts_of(op).checks
     if not checks:
         return kernel
-    named = _naming(op)
+    named = schema_of(op).named
 
     def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         arguments = named(args, kwargs)
@@ -81,7 +76,7 @@ def checked_composite(op: torch._ops.OpOverload) -> PythonKernel:
     For registration under autograd's key, where that code would be.
     """
     compose = partial(op._handle.redispatch_boxed, HOST_KEYS)  # the same code under every key
-    named = _naming(op)
+    named = schema_of(op).named
 
     def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         core_hooks.finish_queued_work()  # nothing is launched that could be checked later
@@ -100,7 +95,7 @@ def _with_dtype_rule(op: torch._ops.OpOverload, facts: Op, kernel: PythonKernel)
     if rule is None:
         return kernel
     if not isinstance(rule, Only):
-        named = _naming(op)
+        named = schema_of(op).named
 
         def run_specially(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -145,10 +140,10 @@ def _computes(
     copies_one: bool = False,
 ) -> bool:
     """Whether devices and shapes (and dtypes) go together, and leave something to compute."""
-    outputs = {a.name for a in op._schema.arguments if a.is_out}
+    outputs = schema_of(op).outputs
     inputs = [value for name, value in kwargs.items() if name not in outputs]
-    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    if any(leaf.numel() == 0 for leaf in tree_leaves((args, inputs)) if isinstance(leaf, Tensor)):
+    tensors = [*tensors_in(args, *kwargs.values())]
+    if any(tensor.numel() == 0 for tensor in tensors_in(args, inputs)):
         return False
     if copies_one and args[0].numel() == 1:
         return False
@@ -180,7 +175,7 @@ def _with_early_return(op: torch._ops.OpOverload, facts: Op, kernel: PythonKerne
     copies = facts.returns_early
     if copies is None and not facts.none_if_empty:
         return kernel
-    named = _naming(op)
+    named = schema_of(op).named
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -213,7 +208,7 @@ def _nothing(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str,
         found, _, _ = call_on_meta(op, *floats)
     except (RuntimeError, IndexError, ValueError):
         return None
-    if any(tensor.numel() for tensor in tree_leaves(found)):
+    if any(tensor.numel() for tensor in tensors_in(found)):
         return None
     return tree_map_only(
         Tensor,
@@ -247,7 +242,7 @@ def _with_determinism_rule(
     if facts.nondeterministic is None:
         return kernel
     its_kernel, holds = facts.nondeterministic
-    named = _naming(op)
+    named = schema_of(op).named
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if _asked() and (holds is None or holds(named(args, kwargs))):
