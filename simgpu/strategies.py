@@ -123,7 +123,8 @@ def device_lists(
 
     Args:
         devices: what to choose from; any sequence.
-        min_size, max_size: how many (by default from 1 to all).
+        min_size: the fewest devices in a list.
+        max_size: the most devices in a list; by default all.
         repeats: whether a list may name one device several times; then there may be more of
             them than there are devices.
 
@@ -262,7 +263,8 @@ def tensors(
 
     Args:
         shape: a shape, or a strategy of shapes (by default up to 4 dimensions of 0 to 3).
-        dtypes, layouts: names to choose from.
+        dtypes: names of dtypes to choose from.
+        layouts: names of layouts to choose from.
         exact: True for integers that sum exactly (`exact_values`), False for numbers that round
             (`ordinary_values`), None for either.
 

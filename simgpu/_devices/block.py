@@ -181,7 +181,10 @@ def as_cuda(
     that outlive the block are simulated ones again.
 
     Args:
-        count, memory, model, rng: as in `simgpu.devices`.
+        count: how many devices, 1 to 64.
+        memory: as in `simgpu.devices`.
+        model: as in `simgpu.devices`.
+        rng: as in `simgpu.devices`.
         force: also on a machine with real CUDA, whose GPUs are then out of reach.
 
     The block has the devices, ``cuda:0`` to ``cuda:{count - 1}``, as a list.
@@ -298,7 +301,10 @@ def enable(
     `with simgpu.devices(n)` ends its devices even where an error is raised.
 
     Args:
-        count, memory, model, rng: as in `simgpu.devices`.
+        count: how many devices, 1 to 64.
+        memory: as in `simgpu.devices`.
+        model: as in `simgpu.devices`.
+        rng: as in `simgpu.devices`.
         as_cuda: the devices go by the name of CUDA, as in `simgpu.as_cuda`.
         force: as in `simgpu.as_cuda`.
 

@@ -61,14 +61,18 @@ def ranks(
             default they go on one after the other. With it another one may go on not only at
             collectives but wherever one of `simgpu.schedule` may, as with `strategy="random"`.
             Within such a block that schedule decides, and this argument does nothing.
-        memory, model, rng: of the fresh devices, as in `simgpu.devices`.
+        memory: of the fresh devices, as in `simgpu.devices`.
+        model: of the fresh devices, as in `simgpu.devices`.
+        rng: of the fresh devices, as in `simgpu.devices`.
 
     Without devices there are `count` fresh ones by the name of CUDA. Within `simgpu.as_cuda(n)` the
     ranks have its devices; within `simgpu.devices(n)` too, for every backend but NCCL. Worlds of
     several threads come one after the other.
 
+    An error that a rank raises ends the world and comes out here, with those of the other ranks as
+    notes.
+
     Raises:
-        the first error that a rank raised, with those of the others as notes.
         DeadlockError: no rank can go on; the text says what each one waits for, and in which line.
         CollectiveMismatchError: the ranks made different calls, or one that others left out.
         TypeError: `function` is a coroutine or a generator.

@@ -28,8 +28,10 @@ def tried(
     """Report to `python -m simgpu fuzz` what this example is about; elsewhere, do nothing.
 
     Args:
-        batch, devices: one combination, to be counted in the report's heat map. The strategy
-            `batches` says this by itself; call it where a test gets its batch in another way.
+        batch: the number of rows. With `devices` it is one combination, which the report's map
+            counts. The strategy `batches` reports it by itself; call this function where a test
+            gets its batch in another way.
+        devices: the number of devices.
         error: how far a sum was from its exact value, divided by the bound it has to keep: 1 is
             just on the bound. The report shows the worst.
 

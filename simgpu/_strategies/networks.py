@@ -84,8 +84,9 @@ class Network(nn.Module):
         shared: the activation between two layers, one module object, follows the last one too.
         frozen: the first layer asks for no gradient.
         buffered: the output is multiplied by a buffer and a second, non-persistent buffer is added.
-        dtype, seed: of the parameters, which are -1, 0 and 1, so that inputs of small integers
-            give outputs and gradients that are exact.
+        dtype: of the parameters.
+        seed: of the parameters, which are -1, 0 and 1, so that inputs of small integers give
+            outputs and gradients that are exact.
 
     Its input is (batch, widths[0]), its output (batch, widths[-1]).
     """

@@ -1,0 +1,84 @@
+"""The site builds strictly, links and anchors included, and has every public name."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.project import pictures
+from tests.support.pages import ROOT
+
+MODULES = (
+    *("simgpu", "simgpu.comm", "simgpu.errors", "simgpu.strategies"),
+    *("dataparallel", "dataparallel.comm"),
+)
+# What would show where it was built: folders of a machine, and hosts of package indexes.
+FOREIGN = re.compile(r"/tmp/|/home/|/root/|/opt/|file://|127\.0\.0\.1")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="the site needs the extra: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def public_names(module):
+    """The names that a module has for its users, as they are imported from it."""
+    found = importlib.import_module(module)
+    names = getattr(found, "__all__", None) or [
+        name
+        for name, value in vars(found).items()
+        if inspect.isclass(value) and not name.startswith("_") and value.__module__ == module
+    ]
+    return [f"{module}.{name}" for name in names if not inspect.ismodule(getattr(found, name))]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_public_name_has_an_entry(site, module):
+    pages = "".join(page.read_text("utf-8") for page in site.glob("api_*/index.html"))
+    names = public_names(module)
+    assert len(names) > 2
+    # A function may be in a module of its own name, by which its entry is known.
+    entries = {name: (name, f"{name}.{name.rpartition('.')[2]}") for name in names}
+    missing = [
+        name
+        for name, ids in entries.items()
+        if not any(f'id="{entry}" class="doc doc-heading"' in pages for entry in ids)
+    ]
+    assert missing == []
+
+
+def test_each_page_can_be_searched(site):
+    index = (site / "search" / "search_index.json").read_text("utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        location = "" if page.stem == "index" else f"{page.stem}/"
+        assert f'"location":"{location}"' in index
+    assert "is not the same on all ranks" in index
+
+
+def test_site_shows_no_machine(site):
+    pages = {page.parent.name: page.read_text("utf-8") for page in site.glob("**/index.html")}
+    shown = {name: FOREIGN.findall(text) for name, text in pages.items()}
+    assert not any("May import:" in text for name, text in pages.items() if name[:4] == "api_")
+    assert {name: found for name, found in shown.items() if found} == {}
+
+
+def test_code_blocks_show_the_names_of_their_files(site):
+    assert '<span class="filename">ranks.py</span>' in (site / "tutorial/index.html").read_text()
+
+
+@pytest.mark.parametrize("name", pictures.DRAWN)
+def test_picture_shows_what_is_printed(name):
+    """Drawn by `python -m tests.project.pictures`."""
+    assert (pictures.FOLDER / name).read_text("utf-8") == pictures.DRAWN[name]()
