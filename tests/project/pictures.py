@@ -108,7 +108,9 @@ def timeline():
     spans = [e for e in events if e["ph"] == "X" and e["dur"] >= 0.1]
     batches = [e["ts"] for e in spans if e["name"] == "normal_"]  # each step draws one
     begin, end = batches[1:3]
-    shown = [e for e in spans if begin <= e["ts"] < end]
+    shown = sorted(
+        (e for e in spans if begin <= e["ts"] < end), key=lambda e: (e["pid"], e["ts"], e["name"])
+    )
     # The host's row comes first, and here it is empty.
     busy = {e["pid"] for e in shown}
     names = {
