@@ -66,10 +66,8 @@ def scaled_dot_product_attention(
     unbatched = query.dim() == 3
     if unbatched:
         call = _batch_of_one(call)
-    if kernel == FLASH:
-        out = _by_flash(call, scale)
-    else:
-        out = _by_cudnn(call, scale) if kernel == CUDNN else _by_efficient(call, scale)
+    compute = {FLASH: _by_flash, CUDNN: _by_cudnn}.get(kernel, _by_efficient)
+    out = compute(call, scale)
     return out.squeeze(0) if unbatched else out
 
 
@@ -134,16 +132,17 @@ def _by_efficient(call: Call, scale: float | None) -> Tensor:
             last = mask.shape[-1]
             mask = _slice(_pad(mask, [0, _ALIGNMENT - last % _ALIGNMENT]), -1, 0, last)
         mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
-    given = *call[:3], mask, is_training(call), call.dropout, call.is_causal
-    out: Tensor = _efficient(*given, scale=scale)[0]
-    return out
+    return _with_mask(_efficient, call, mask, scale)
 
 
 def _by_cudnn(call: Call, scale: float | None) -> Tensor:
     mask = _summand(call, -65504.0)  # the lowest float16, as cuDNN takes no infinity
+    return _with_mask(_cudnn, call, mask, scale)
+
+
+def _with_mask(op: Any, call: Call, mask: Tensor | None, scale: float | None) -> Tensor:
     given = *call[:3], mask, is_training(call), call.dropout, call.is_causal
-    out: Tensor = _cudnn(*given, scale=scale)[0]
-    return out
+    return op(*given, scale=scale)[0]  # type: ignore[no-any-return]
 
 
 def _summand(call: Call, lowest: float) -> Tensor | None:

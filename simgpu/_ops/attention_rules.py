@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -97,22 +98,17 @@ def _four_dims(call: Call, _: Capability) -> str | None:
     )
 
 
-def _dtypes(*taken: torch.dtype) -> Rule:
-    def rule(call: Call, capability: Capability) -> str | None:
-        query, key, value = (tensor.dtype for tensor in call[:3])
-        here = taken
-        if capability < (8, 0):  # which computes with no bfloat16
-            here = tuple(each for each in taken if each is not torch.bfloat16)
-        if query is key is value and query in here:
-            return None
-        names = map(name_of, here)
-        return (
-            f"Expected query, key and value to all be of dtype: {{{', '.join(names)}}}. Got "
-            f"Query dtype: {_as_cpp(query)}, Key dtype: {_as_cpp(key)}, and Value dtype: "
-            f"{_as_cpp(value)} instead."
-        )
-
-    return rule
+def _dtypes(call: Call, capability: Capability, taken: tuple[torch.dtype, ...]) -> str | None:
+    query, key, value = (tensor.dtype for tensor in call[:3])
+    if capability < (8, 0):  # which computes with no bfloat16
+        taken = tuple(each for each in taken if each is not torch.bfloat16)
+    if query is key is value and query in taken:
+        return None
+    return (
+        f"Expected query, key and value to all be of dtype: {{{', '.join(map(name_of, taken))}}}. "
+        f"Got Query dtype: {_as_cpp(query)}, Key dtype: {_as_cpp(key)}, and Value dtype: "
+        f"{_as_cpp(value)} instead."
+    )
 
 
 def _as_cpp(dtype: torch.dtype) -> str:
@@ -120,36 +116,32 @@ def _as_cpp(dtype: torch.dtype) -> str:
     return f"c10::{name}" if dtype in HALVES else name.lower()
 
 
-def _heads(grouped: bool = True, apart: bool = False) -> Rule:
+def _heads(call: Call, _: Capability, grouped: bool = True, apart: bool = False) -> str | None:
     """The rule of batches and numbers of heads.
 
     Args:
         grouped: whether the kernel shares heads of keys and values between those of queries.
         apart: whether it does so where keys and values have different numbers of them.
     """
-
-    def rule(call: Call, _: Capability) -> str | None:
-        batches = {tensor.shape[0] for tensor in call[:3]}
-        query, key, value = (tensor.shape[1] for tensor in call[:3])
-        if len(batches) > 1:
-            return f"{_SAME.format('batch_size')} {_sizes(call)}{_BROADCAST}"
-        if query == key == value or (_SHARES_HEADS and query and key == value == 1):
-            return None
-        if not (call.enable_gqa and grouped):
-            return f"{_SAME.format('num_heads')} {_sizes(call)}{_BROADCAST}"
-        if key != value and not apart:
-            return (
-                "Both fused kernels require key and value to have the same num_heads and "
-                f"batch_size but got: {_sizes(call)} instead."
-            )
-        if 0 in (key, value) or query % key or query % value:
-            return (
-                "The number of heads in key/value must divide number of heads in query. Got "
-                f"{_sizes(call)} instead."
-            )
+    batches = {tensor.shape[0] for tensor in call[:3]}
+    query, key, value = (tensor.shape[1] for tensor in call[:3])
+    if len(batches) > 1:
+        return f"{_SAME.format('batch_size')} {_sizes(call)}{_BROADCAST}"
+    if query == key == value or (_SHARES_HEADS and query and key == value == 1):
         return None
-
-    return rule
+    if not (call.enable_gqa and grouped):
+        return f"{_SAME.format('num_heads')} {_sizes(call)}{_BROADCAST}"
+    if key != value and not apart:
+        return (
+            "Both fused kernels require key and value to have the same num_heads and "
+            f"batch_size but got: {_sizes(call)} instead."
+        )
+    if 0 in (key, value) or query % key or query % value:
+        return (
+            "The number of heads in key/value must divide number of heads in query. Got "
+            f"{_sizes(call)} instead."
+        )
+    return None
 
 
 _SAME = "For dense input, both fused kernels require query, key and value to have the same {}."
@@ -165,37 +157,29 @@ def _lengths(call: Call, _: Capability) -> str | None:
     return "All fused kernels do not support zero seq_len_q or seq_len_kv."
 
 
-def _strides(one_is_any: bool) -> Rule:
+def _strides(call: Call, _: Capability, one_is_any: bool = True) -> str | None:
     """The rule of the last dimension; of heads of size 1 it may have any stride (`one_is_any`)."""
-
-    def rule(call: Call, _: Capability) -> str | None:
-        mask, of_mask = call.attn_mask, 1
-        if mask is not None and mask.dim():
-            of_mask = mask.stride(-1)
-        dense = all(tensor.stride(-1) == 1 for tensor in call[:3])
-        if (dense or (one_is_any and call.query.shape[-1] == 1)) and of_mask == 1:
-            return None
-        said = _each(call, ".stride(-1)", lambda tensor: tensor.stride(-1))
-        if mask is not None:
-            said += f", Attn_mask.stride(-1): {of_mask}"
-        return (
-            "All fused kernels require the last dimension of the input to have stride 1. Got "
-            f"{said}"
-        )
-
-    return rule
+    mask, of_mask = call.attn_mask, 1
+    if mask is not None and mask.dim():
+        of_mask = mask.stride(-1)
+    dense = all(tensor.stride(-1) == 1 for tensor in call[:3])
+    if (dense or (one_is_any and call.query.shape[-1] == 1)) and of_mask == 1:
+        return None
+    said = _each(call, ".stride(-1)", lambda tensor: tensor.stride(-1))
+    if mask is not None:
+        said += f", Attn_mask.stride(-1): {of_mask}"
+    return f"All fused kernels require the last dimension of the input to have stride 1. Got {said}"
 
 
-def _architecture(kernel: str, least: Capability) -> Rule:
-    def rule(_: Call, capability: Capability) -> str | None:
-        if least <= capability <= (12, 1):
-            return None
-        return (
-            f"{kernel} only supports gpu architectures in the range [sm{least[0]}{least[1]}, "
-            f"sm121]. Attempting to run on a sm {capability[0]}.{capability[1]} gpu."
-        )
-
-    return rule
+def _architecture(
+    _: Call, capability: Capability, kernel: str, least: Capability = (8, 0)
+) -> str | None:
+    if least <= capability <= (12, 1):
+        return None
+    return (
+        f"{kernel} only supports gpu architectures in the range [sm{least[0]}{least[1]}, sm121]. "
+        f"Attempting to run on a sm {capability[0]}.{capability[1]} gpu."
+    )
 
 
 # Rules of flash attention.
@@ -328,25 +312,26 @@ def _shapes_of_cudnn(call: Call, capability: Capability) -> str | None:
 
 
 # Each kernel: whether a program allows it, what PyTorch warns where it does not, and its rules.
-_HALVES = _dtypes(torch.float16, torch.bfloat16)
+_HALVES = partial(_dtypes, taken=(torch.float16, torch.bfloat16))
+_AND_FLOATS = partial(_dtypes, taken=(torch.float16, torch.float32, torch.bfloat16))
 _KERNELS: dict[int, tuple[Callable[[], bool], str, tuple[Rule, ...]]] = {
     EFFICIENT: (
         cuda.mem_efficient_sdp_enabled,
         "Memory Efficient attention has been runtime disabled.",
         (
-            *(_architecture("Mem Efficient Attention", (5, 0)), _four_dims),
-            *(_aligned_sizes, _aligned_memory, _lengths, _strides(one_is_any=False)),
-            _heads(grouped=_SHARES_HEADS),
-            _dtypes(torch.float16, torch.float32, torch.bfloat16),
+            partial(_architecture, kernel="Mem Efficient Attention", least=(5, 0)),
+            *(_four_dims, _aligned_sizes, _aligned_memory, _lengths),
+            *(partial(_strides, one_is_any=False), partial(_heads, grouped=_SHARES_HEADS)),
+            _AND_FLOATS,
         ),
     ),
     FLASH: (
         cuda.flash_sdp_enabled,
         "Flash attention has been runtime disabled.",
         (
-            *(_four_dims, _no_mask, _equal_sizes, _architecture("Flash attention", (8, 0))),
-            *(_gradient_of_large_heads, _square_if_causal, _HALVES),
-            *(_heads(), _lengths, _strides(one_is_any=True)),
+            *(_four_dims, _no_mask, _equal_sizes),
+            partial(_architecture, kernel="Flash attention"),
+            *(_gradient_of_large_heads, _square_if_causal, _HALVES, _heads, _lengths, _strides),
         ),
     ),
     CUDNN: (
@@ -354,8 +339,9 @@ _KERNELS: dict[int, tuple[Callable[[], bool], str, tuple[Rule, ...]]] = {
         "cuDNN attention has been runtime disabled.",
         (
             *(_four_dims, _deterministic, _HALVES, _mask_of_cudnn),
-            *(_architecture("cuDNN MHA", (8, 0)), _dropout_of_cudnn, _lengths),
-            *(_strides(one_is_any=True), _heads(apart=True), _shapes_of_cudnn),
+            partial(_architecture, kernel="cuDNN MHA"),
+            *(_dropout_of_cudnn, _lengths, _strides, partial(_heads, apart=True)),
+            _shapes_of_cudnn,
         ),
     ),
 }
@@ -368,17 +354,11 @@ _order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 def refusal(kernel: int, call: Call) -> str | None:
     """Why FLASH, EFFICIENT or CUDNN does not take a call; None where it does."""
     is_enabled, disabled, rules = _KERNELS[kernel]
-    if not is_enabled():
-        return disabled
-    elsewhere = _on_gpu(call)
+    elsewhere = disabled if not is_enabled() else _on_gpu(call)
     if elsewhere is not None:
         return elsewhere
     capability = _capability(call)
-    for rule in rules:
-        why = rule(call, capability)
-        if why is not None:
-            return why
-    return None
+    return next((why for rule in rules if (why := rule(call, capability)) is not None), None)
 
 
 def _capability(call: Call) -> Capability:

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from simgpu._ops.calls import overload, register_kernels
+from simgpu._core.operators import tensors_in
+from simgpu._ops.calls import overload, register_kernels, schema_of
 from simgpu._ops.table import named, row
 from simgpu._util.naming import DEVICE_TYPE
 
@@ -191,17 +192,14 @@ def _cast_all(values: Iterable[Any], dtype: torch.dtype) -> list[Any]:
 def _widest(values: Iterable[Any], lower: torch.dtype) -> torch.dtype:
     """float32 if a tensor among the arguments has it, else `lower`, autocast's dtype."""
     widest = lower
-    for value in values:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if not isinstance(item, Tensor) or not _eligible(item):
-                continue
-            if torch.float32 in (widest, item.dtype):
-                widest = torch.float32
-            elif item.dtype is not lower:
-                raise RuntimeError(
-                    f"Unexpected floating ScalarType in at::autocast::prioritize: {item.dtype} "
-                    f"under autocast to {lower}; cast the tensor to {lower} or torch.float32"
-                )
+    for tensor in filter(_eligible, tensors_in(*values)):
+        if torch.float32 in (widest, tensor.dtype):
+            widest = torch.float32
+        elif tensor.dtype is not lower:
+            raise RuntimeError(
+                f"Unexpected floating ScalarType in at::autocast::prioritize: {tensor.dtype} "
+                f"under autocast to {lower}; cast the tensor to {lower} or torch.float32"
+            )
     return widest
 
 
@@ -223,7 +221,7 @@ def _casting_kernel(
 def _dtype_kernel(op: torch._ops.OpOverload) -> _Kernel:
     """Ask `op` for a float32 result, unless the caller asks for another."""
     run: _Kernel = op._handle.redispatch_boxed
-    position = [argument.name for argument in op._schema.arguments].index("dtype")
+    position = schema_of(op).names.index("dtype")
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         with _without_autocast(_AUTOCAST_ONLY):
@@ -250,39 +248,22 @@ def _overload_kernel(op: torch._ops.OpOverload, with_dtype: torch._ops.OpOverloa
     return kernel
 
 
-def _banned_kernel(message: str) -> _Kernel:
-    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(message)
-
-    return kernel
-
-
-def _lower_precision(_: tuple[Any, ...]) -> torch.dtype:
-    return torch.get_autocast_dtype(DEVICE_TYPE)
-
-
-def _float32(_: tuple[Any, ...]) -> torch.dtype:
-    return torch.float32
-
-
-def _widest_of(values: tuple[Any, ...]) -> torch.dtype:
-    return _widest(values, torch.get_autocast_dtype(DEVICE_TYPE))
-
-
 def _kernel(name: str, policy: Policy) -> _Kernel:
     if policy is Policy.BANNED:
-        return _banned_kernel(BANNED_MESSAGES[name])
+
+        def banned(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError(BANNED_MESSAGES[name])
+
+        return banned
     op = overload(name)
     if policy is Policy.FLOAT32_OVERLOAD:
         return _overload_kernel(op, overload(OVERLOAD_WITH_DTYPE[name]))
     if policy is Policy.FLOAT32_DTYPE:
         return _dtype_kernel(op)
-    choose = {
-        Policy.LOWER_PRECISION: _lower_precision,
-        Policy.FLOAT32: _float32,
-        Policy.WIDEST: _widest_of,
-    }
-    return _casting_kernel(op, choose[policy])
+    if policy is Policy.FLOAT32:
+        return _casting_kernel(op, lambda _: torch.float32)
+    widest = _widest if policy is Policy.WIDEST else lambda _, lower: lower
+    return _casting_kernel(op, lambda args: widest(args, torch.get_autocast_dtype(DEVICE_TYPE)))
 
 
 def as_half(arguments: Iterable[Any]) -> list[Any]:

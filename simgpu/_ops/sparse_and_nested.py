@@ -17,7 +17,7 @@ from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._core.operators import tensors_in, wants_to_resize
 from simgpu._memory.ownership import is_composite, make_on, to_device, to_host
 from simgpu._native.relabel import host_alias
-from simgpu._ops.calls import DeviceRules, overload
+from simgpu._ops.calls import DeviceRules, overload, schema_of
 from simgpu._ops.checks import reads_values
 from simgpu._ops.dtypes import HALVES, Wider, widened
 from simgpu._ops.from_schema import device_kernel
@@ -35,6 +35,8 @@ from simgpu.errors import DeviceMismatchError
 Tensor = torch.Tensor
 _BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
 _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
+# Of layouts by column and by row: what has the compressed indices, and the plain ones.
+_COMPRESSED = (("ccol_indices", "row_indices"), ("crow_indices", "col_indices"))
 
 
 def check_invariants(tensor: Tensor) -> None:
@@ -61,7 +63,7 @@ def _check_coo(tensor: Tensor) -> None:
 
 def _check_compressed(tensor: Tensor) -> None:
     by_row = tensor.layout in _BY_ROW
-    names = ("crow_indices", "col_indices") if by_row else ("ccol_indices", "row_indices")
+    names = _COMPRESSED[by_row]
     compressed, plain = (host_alias(getattr(tensor, name)()) for name in names)
     values = tensor.values()
     batch = compressed.dim() - 1
@@ -135,10 +137,8 @@ def _go_together(one: Tensor, other: Tensor) -> bool:
 
 def _takes(dtype: torch.dtype, alpha: complex, target: Tensor | None) -> bool:
     """Whether CUDA adds in `dtype` with a factor `alpha`, and writes the sum to `target`."""
-    kinds: tuple[type, ...] = (int,)
-    if dtype.is_floating_point or dtype.is_complex:
-        kinds = (int, float, complex) if dtype.is_complex else (int, float)
-    if dtype in _REFUSED_SUMS or not isinstance(alpha, kinds):
+    kind = torch.result_type(alpha, alpha)
+    if dtype in _REFUSED_SUMS or not torch.can_cast(kind, dtype):
         return False
     if target is None:
         return True
@@ -186,10 +186,12 @@ _TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got a CPU tensor"
 _OF_CSR = "add: expected '{}' to be CUDA tensor, but got tensor on device: cpu"
 _CSR_TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got tensor on device: cpu"
 _PRODUCT = "mul: expected '{}' to be CUDA, but got CPU"
-_INDEXED = "indices should be either on cpu or on the same device as the indexed tensor ({})"
+# Words for two GPUs, of a COO tensor and of a compressed one times a dense tensor.
+_INDEXED = "indices should be either on cpu or on the same device as the indexed tensor ({dense})"
 _MASKED = (
-    "Expected all tensors to be on the same device, but got mask is on {}, different from other "
-    "tensors on {} (when checking argument in method wrapper_{}__sparse_mask)"
+    "Expected all tensors to be on the same device, but got mask is on {sparse}, different from "
+    "other tensors on {dense} (when checking argument in method "
+    f"wrapper_SparseCsr{DEVICE_TYPE}__sparse_mask)"
 )
 
 
@@ -217,26 +219,16 @@ def _sum_of_csr(named: dict[str, Tensor]) -> None:
     _ask(_OF_CSR, self=one, other=other, out=out)
 
 
-def _product_of_coo(named: dict[str, Tensor]) -> None:
+def _product(named: dict[str, Tensor], words: str) -> None:
     one, other = named["self"], named["other"]
     if torch.strided not in (one.layout, other.layout):
         _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
         return
     sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
-    _ask(_PRODUCT, out=named.get("out", sparse), self=sparse)
+    if words == _INDEXED:
+        _ask(_PRODUCT, out=named.get("out", sparse), self=sparse)
     if dense.dim() and dense.device != sparse.device:
-        raise DeviceMismatchError(_INDEXED.format(dense.device))
-
-
-def _product_of_csr(named: dict[str, Tensor]) -> None:
-    one, other = named["self"], named["other"]
-    if torch.strided not in (one.layout, other.layout):
-        _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
-        return
-    sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
-    if dense.dim() and dense.device != sparse.device:
-        method = f"SparseCsr{DEVICE_TYPE}"
-        raise DeviceMismatchError(_MASKED.format(sparse.device, dense.device, method))
+        raise DeviceMismatchError(words.format(sparse=sparse.device, dense=dense.device))
 
 
 def sparse_broadcast(arguments: dict[str, Any]) -> None:
@@ -332,16 +324,11 @@ for _layout in KEYS:
     row("fill_", "zero_", layout=_layout, reads_no_index=True)
 row("add[_]", "sub[_]", layout="Sparse", mixed=_sum_of_coo)
 for _sign, _name in ((1, "add"), (-1, "sub")):
-    row(
-        f"{_name}.Tensor",
-        f"{_name}.out",
-        layout="Sparse",
-        host=partial(_sum, sign=_sign),
-    )
+    row(f"{_name}.Tensor", f"{_name}.out", layout="Sparse", host=partial(_sum, sign=_sign))
     row(f"{_name}_.Tensor", layout="Sparse", host=partial(_sum, sign=_sign, in_place=True))
-row("mul[_]", layout="Sparse", mixed=_product_of_coo)
+row("mul[_]", layout="Sparse", mixed=partial(_product, words=_INDEXED))
 row("add[_]", layout="SparseCsr", mixed=_sum_of_csr)
-row("mul[_]", layout="SparseCsr", mixed=_product_of_csr)
+row("mul[_]", layout="SparseCsr", mixed=partial(_product, words=_MASKED))
 # What only copies, or looks at no memory: its tensors may be anywhere.
 row("is_same_size", layout="NestedTensor", across=True)
 row("copy_sparse_to_sparse_", layout="Sparse", across=True)
@@ -356,30 +343,18 @@ row(
 )
 
 
-def _index_of(values: Any) -> int | None:
-    """Device of the first simulated tensor among (nested) arguments."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.device.type == DEVICE_TYPE:
-                return value.device.index
-        elif isinstance(value, torch.device) and value.type == DEVICE_TYPE:
-            return world.resolve(value)
-        elif isinstance(value, (tuple, list)):
-            found = _index_of(value)
-            if found is not None:
-                return found
-    return None
-
-
 def _device_of(rules: DeviceRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """The device to compute on, or None where no argument names one.
 
     Raises DeviceMismatchError where the tensors may not take part in one operation.
     """
     values = (*args, *kwargs.values())
-    if len({tensor.device for tensor in tensors_in(values)}) > 1:
+    devices = [tensor.device for tensor in tensors_in(values)]
+    if len({*devices}) > 1:
         return rules.device_of_mixed_tensors(args, kwargs)
-    return _index_of(values)
+    devices += [value for value in values if isinstance(value, torch.device)]
+    found = next((device for device in devices if device.type == DEVICE_TYPE), None)
+    return None if found is None else world.resolve(found)
 
 
 def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -394,8 +369,7 @@ def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[...,
 
     own = on_host if facts.host is None else partial(facts.host, on_host)
     kernel = Kernel(op, widened(op, on_host) or own)
-    names = [argument.name for argument in op._schema.arguments]
-    written = {a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write}
+    names, written = schema_of(op).names, schema_of(op).written_names
     looks = not facts.reads_no_index
     rules = DeviceRules(op, layout)
 
@@ -466,8 +440,8 @@ def _write_back(target: Tensor, host: Tensor, index: int) -> None:
         fresh = to_device(host.clone(), index)
         resize = _aten.resize_as_sparse_.default._handle.redispatch_boxed
         make_on(index, lambda: resize(KEYS["SparseCsr"], target, fresh))
-        for mine, its in zip(_members(target), _members(fresh), strict=True):
-            mine.copy_(its)
+        for name in (*_COMPRESSED[target.layout in _BY_ROW], "values"):
+            getattr(target, name)().copy_(getattr(fresh, name)())
 
 
 def _is_another(host: Tensor, target: Tensor) -> bool:
@@ -476,14 +450,6 @@ def _is_another(host: Tensor, target: Tensor) -> bool:
     if target.shape != host.shape or mine.shape != its.shape:
         return True
     return mine.data_ptr() != its.data_ptr()
-
-
-def _members(compressed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compressed indices, plain indices and values."""
-    rows = compressed.layout in (torch.sparse_csr, torch.sparse_bsr)
-    plain = compressed.col_indices() if rows else compressed.row_indices()
-    ends = compressed.crow_indices() if rows else compressed.ccol_indices()
-    return ends, plain, compressed.values()
 
 
 def metadata_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -501,35 +467,31 @@ def metadata_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[..., 
 _COPY = Kernel(_aten.clone.default, lambda _, tensor: tensor.clone())
 
 
+def _copied(tensor: Tensor, target: int | None, non_blocking: bool | None) -> Tensor:
+    """A copy of a composite for a device, or for the host, with parts on the host."""
+    source = None if tensor.is_cpu else tensor.device.index
+    if source is not None and source == target:
+        return launch(_COPY, source, (to_host(tensor),), {})  # type: ignore[no-any-return]
+    host, blocking = (to_host(tensor),), not non_blocking
+    return launch_copy(_COPY, source, target, host, {}, blocking)  # type: ignore[no-any-return]
+
+
 def to_copy(self: Tensor, *, device: torch.device | None = None, **options: Any) -> Tensor:
     """`self.to(...)` for a composite."""
-    source = self.device.index
-    target = source if device is None else device
-    to_cpu = isinstance(target, torch.device) and target.type == "cpu"
-    index = None if to_cpu else world.resolve(target)
-    host = to_host(self)
+    to_cpu = device is not None and device.type == "cpu"
+    index = None if to_cpu else world.resolve(self.device.index if device is None else device)
+    copy = _copied(self, index, options.get("non_blocking"))
     dtype = options.get("dtype")
-    if index == source:
-        copy = launch(_COPY, source, (host,), {})
-    else:
-        blocking = not options.get("non_blocking")
-        copy = launch_copy(_COPY, source, index, (host,), {}, blocking)
     copy = copy if dtype is None else copy.to(dtype)
     return copy if index is None else to_device(copy, index)
 
 
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """`self.copy_(src)` where one of them is a composite."""
-    source = None if src.is_cpu else src.device.index
     target = None if self.is_cpu else self.device.index
+    host = _copied(src, target, non_blocking)
     if target is None:
-        blocking = not non_blocking
-        return self.copy_(launch_copy(_COPY, source, None, (to_host(src),), {}, blocking))
-    if source == target:
-        host = launch(_COPY, target, (to_host(src),), {})
-    else:
-        blocking = not non_blocking
-        host = launch_copy(_COPY, source, target, (to_host(src),), {}, blocking)
+        return self.copy_(host)
     destination = to_host(self)
     destination.copy_(host)
     if is_composite(self):
