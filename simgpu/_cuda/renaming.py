@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from simgpu._backend.torch_patches.autograd import start_engine
 from simgpu._core import world
 from simgpu._native import python_objects
 from simgpu._native.python_objects import replace_new
@@ -205,7 +206,12 @@ def _name_numbers(patches: Patches) -> None:
     why="C++ asks the guard of a device that a program names, and aborts if there is none",
 )
 def _use_guard_for_cuda(patches: Patches) -> None:
-    """Make C++ ask our guard about CUDA devices, where its memory is laid out as expected."""
+    """Make C++ ask our guard about CUDA devices, where its memory is laid out as expected.
+
+    The engine starts first: it counts GPUs by the guard of CUDA, once in a process.
+    """
+    if torch._C._has_cuda:
+        start_engine()
     undo = use_guard_for_cuda()
     if undo is not None:
         patches.then(undo)

@@ -44,6 +44,7 @@ def _vdot(self: Tensor, **_: Any) -> None:
 def int8_product(arguments: dict[str, Any]) -> None:
     """Sizes and the dtype that cuBLAS has for eight bits (ATen/native/cuda/Blas.cpp, _int_mm)."""
     left, right = arguments["self"], arguments["mat2"]
+    _ = left.size(0), right.size(1)  # of the output, which CUDA makes first
     for name, matrix in (("self", left), ("mat2", right)):
         if matrix.dim() != 2:
             raise RuntimeError(f"Expected {name} to be of dimension 2 but got {matrix.dim()}")

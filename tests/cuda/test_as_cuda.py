@@ -317,16 +317,16 @@ def saved_without_checksums(raw):
 def test_data_parallel_runs_on_all_devices(cuda, kind):
     torch.manual_seed(0)
     net = nn.Linear(5, 2).cuda()
-    alone = copy.deepcopy(net)
+    single = copy.deepcopy(net)
     x = torch.randn(30, 5)
     with simgpu.trace() as trace:
         out = kind(net)(x)
         out.sum().backward()
     assert out.device == cuda[0]
     assert {record.device.index for record in trace.kernels} == {0, 1, 2, 3}
-    torch.testing.assert_close(out, alone(x.cuda()))
-    alone(x.cuda()).sum().backward()
-    torch.testing.assert_close(net.weight.grad, alone.weight.grad)
+    torch.testing.assert_close(out, single(x.cuda()))
+    single(x.cuda()).sum().backward()
+    torch.testing.assert_close(net.weight.grad, single.weight.grad)
 
 
 def everything_replaced():

@@ -40,7 +40,7 @@ def says(kernel, query, key, value, mask=None, dropout=0.0, causal=False, gqa=Fa
 
 
 def does(kernel, query, key, value, mask=None, dropout=0.0, causal=False, gqa=False):
-    """Whether the call is computed where the program allows this kernel alone."""
+    """Whether the call is computed where the program allows only this kernel."""
     with warnings.catch_warnings(record=True) as seen, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:

@@ -2,7 +2,7 @@
 
 The rows are those of `devices/messages`, where the same is asked of real GPUs; here each is run on
 a few placements. The second part is about texts of built-in types, which PyTorch raises in C++, and
-about what is left alone.
+about what stays as it is.
 """
 
 import traceback
@@ -120,13 +120,13 @@ class Derived(RuntimeError):
 def test_all_other_texts_stay(text):
     """Outside, and within for what says nothing of the devices; the error's own parts always."""
     for kind in (RuntimeError, Derived, KeyError, ValueError):
-        said = str(kind(text))
+        reported = str(kind(text))
         with simgpu.as_cuda(1):
             error = kind(text, 1)
             assert error.args == (text, 1)
             assert str(error) == str((text, 1)) or "simgpu" in text
-            assert str(kind(text)) == said or "simgpu" in text
-        assert str(kind(text)) == said
+            assert str(kind(text)) == reported or "simgpu" in text
+        assert str(kind(text)) == reported
         assert str(error) == str((text, 1))
 
 

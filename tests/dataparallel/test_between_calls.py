@@ -132,7 +132,7 @@ def test_callers_in_several_threads_have_their_replicas(devices, cached, data, g
     net = Meeting(callers * len(targets)).to(targets[0])
     model = dataparallel.DataParallel(net, targets, cache_parameters=cached)
     x = values((2 * len(targets), 3), "float64", span=3).to(targets[0])
-    alone = plain(ExactNet.forward(net, x))
+    single = plain(ExactNet.forward(net, x))
     found = {}
 
     def call(number):
@@ -152,6 +152,6 @@ def test_callers_in_several_threads_have_their_replicas(devices, cached, data, g
     for _ in range(2):
         run(range(callers))
         assert found == {
-            k: [[(1 + k) * number for number in row] for row in alone] for k in range(callers)
+            k: [[(1 + k) * number for number in row] for row in single] for k in range(callers)
         }
         found.clear()

@@ -27,7 +27,7 @@ KINDS = ("contiguous", "contiguous", "permuted", "gaps", "part", "flagged")
 def laid_out(draw, device, kinds=KINDS):
     """A tensor of small integers, dense in some order of its dimensions, or with gaps, or flagged.
 
-    Sizes of one and zero are frequent, and so are tensors that differ in their first size alone.
+    Sizes of one and zero are frequent, and so are tensors that differ only in their first size.
     """
     shape = [draw(st.integers(0, 4)), *draw(st.sampled_from(((), (), (1,), (3,), (3, 2), (2, 1))))]
     kind = draw(st.sampled_from(kinds))
@@ -153,7 +153,7 @@ def bytes_of(slots, dtype):
 
 @given(data=st.data(), limit=st.sampled_from((1, 16, 48, 10 << 20)))
 def test_every_tensor_has_a_place_and_buckets_are_filled(data, limit):
-    """Those without strides travel alone, in their order; others one after the other."""
+    """Those without strides travel by themselves, in their order; others one after the other."""
     tensors = data.draw(st.lists(laid_out("cpu"), max_size=8))
     for at in sorted(data.draw(st.sets(st.integers(0, len(tensors))))):
         tensors.insert(at, torch.ones(2, at % 3 + 1).to_sparse())

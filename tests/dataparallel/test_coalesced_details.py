@@ -13,7 +13,7 @@ from tests.support.observe import plain, values
 
 
 def columns(devices, sparse):
-    """For each device a dense tensor and one that is sparse where it is said so."""
+    """For each device a dense tensor and one that is sparse where `sparse` is true."""
     found = []
     for number, (device, there) in enumerate(zip(devices, sparse, strict=True)):
         second = values((3, 2), "float64", number + 5).to(device)

@@ -43,10 +43,10 @@ def test_training_equals_training_on_one_device(devices, case, steps):
     A device named several times has as many replicas: so one GPU runs what is meant for many.
     """
     targets = chosen(case.slots, devices)
-    alone = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
+    single = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
     shared = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
     parallel = dataparallel.DataParallel(shared, device_ids=targets)
-    assert trained(shared, parallel, case, steps) == trained(alone, alone, case, steps)
+    assert trained(shared, parallel, case, steps) == trained(single, single, case, steps)
     if case.shape[0]:
         assert len(shared.diary) == steps * len(chunk_sizes(case.shape[0], len(targets)))
 

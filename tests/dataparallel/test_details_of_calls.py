@@ -35,6 +35,7 @@ def test_layers_after_a_recurrent_one_are_replicated_too(devices):
         assert found == {name: device for name, _ in module.named_parameters()}
 
 
+@pytest.mark.devices(4)
 def test_the_step_scatter_cuts_as_the_call_does(devices):
     module = nn.Linear(3, 3).to(devices[0])
     parallel = dataparallel.DataParallel(module, devices[:4], chunking="balanced")
@@ -292,9 +293,9 @@ def test_second_derivatives_are_those_of_one_device(devices, count, rows, seed, 
 
     some = [devices[n % len(devices)] for n in range(count)]
     found = derivatives(lambda module: dataparallel.DataParallel(module, some))
-    for ours, alone in zip(found, derivatives(lambda module: module), strict=True):
-        assert (ours is None) == (alone is None)
-        assert ours is None or torch.equal(ours, alone)
+    for ours, single in zip(found, derivatives(lambda module: module), strict=True):
+        assert (ours is None) == (single is None)
+        assert ours is None or torch.equal(ours, single)
 
 
 Fields = collections.namedtuple("Fields", "mask rows")

@@ -106,8 +106,8 @@ def test_the_next_call_sees_it(devices, name, data, cached):
     with torch.no_grad():
         model(x)
     CHANGES[name](net)
-    alone = copy.deepcopy(net)
-    expected = seen(alone, alone, x)
+    single = copy.deepcopy(net)
+    expected = seen(single, single, x)
     assert first != expected  # else the change would not show
     with torch.no_grad():
         assert plain(model(x)) == expected[0]

@@ -319,8 +319,8 @@ class Machine(RuleBasedStateMachine):
                 ],
                 "buffers": [plain(buffer) for buffer in self.body.buffers()],
             }
-        alone = copy.deepcopy(self.body)
-        assert seen["fresh"]["output"] == plain(alone(x))
+        single = copy.deepcopy(self.body)
+        assert seen["fresh"]["output"] == plain(single(x))
         for name, outcome in seen.items():
             assert outcome == seen["fresh"], name
 

@@ -63,11 +63,11 @@ def test_blocks_nest(names, seed, fails):
                 between = sums(rest[1:])
             return [before, *between, plain(reduce_add(parts))]
 
-    def alone(name):
+    def single(name):
         with reduction(name, seed):
             return [plain(reduce_add(parts)) for _ in range(2)]
 
-    expected = [alone(name) for name in names]
+    expected = [single(name) for name in names]
     firsts, seconds = ([pair[k] for pair in expected] for k in range(2))
     assert sums(names) == [*firsts, *reversed(seconds)]
     assert is_ordered()

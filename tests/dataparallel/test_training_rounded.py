@@ -1,6 +1,6 @@
 """Training that rounds: a gradient is the sum of what one device computes for each chunk.
 
-Each replica computes what the module alone computes for the same chunk; the sum over replicas may
+Each replica computes what the module itself computes for the same chunk; the sum over replicas may
 round, within the bound of `tests/support/rounding.py`. Where rows do not see each other, these
 chunks are the batch. In BatchNorm they do: each replica normalises by its own chunk, so that the
 training step is *not* that of one device on the whole batch, and the running statistics are those

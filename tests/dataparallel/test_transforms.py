@@ -174,7 +174,7 @@ def test_transforms_of_a_parallel_module(devices, name, data, frozen):
     model = dataparallel.DataParallel(net, targets)
     state = {name: tensor.detach() for name, tensor in net.named_parameters()}
 
-    def alone(parameters, x):
+    def single(parameters, x):
         return functional_call(net, parameters, (x,))
 
     def parallel(parameters, x):
@@ -182,7 +182,7 @@ def test_transforms_of_a_parallel_module(devices, name, data, frozen):
 
     transform = TRANSFORMS[name]
     refused = name in BETWEEN_DEVICES and len(set(targets)) > 1
-    expected = transform(alone, state, x)
+    expected = transform(single, state, x)
     same_unless_refused(expected, lambda: transform(parallel, state, x), refused)
     # Nothing of the transform is left for calls without one.
     same(net(x), model(x))
@@ -292,9 +292,9 @@ def test_transforms_of_transfers(devices, name, derivative, data):
     targets = data.draw(strategies.device_lists(devices))
     batch = data.draw(strategies.batches(len(targets), min_size=len(targets), max_size=9))
     x = values((batch, 3), "float64", span=3).to(targets[0])
-    parallel, alone = TRANSFERS[name]
+    parallel, single = TRANSFERS[name]
     derive = DERIVATIVES[derivative]
-    expected = derive(lambda x: alone(x, len(targets)), x)
+    expected = derive(lambda x: single(x, len(targets)), x)
     refused = derivative == "grad" and len(set(targets)) > 1
     same_unless_refused(expected, lambda: derive(lambda x: parallel(x, targets), x), refused)
 

@@ -73,9 +73,9 @@ def test_buffers_are_those_of_rank_0_by_default(count, seed, broadcast):
 @given(count=strategies.world_sizes(1, 4), affine=st.booleans(), seed=st.integers(0, 99))
 def test_sync_batch_norm_is_batch_norm_of_the_whole_batch(count, affine, seed):
     x = torch.randn(count * 3 + 1, 2, 2, dtype=torch.float64, generator=torch.manual_seed(seed))
-    alone = nn.BatchNorm1d(2, affine=affine, dtype=torch.float64)
+    single = nn.BatchNorm1d(2, affine=affine, dtype=torch.float64)
     whole = x.clone().requires_grad_()
-    wanted = alone(whole)
+    wanted = single(whole)
     (wanted**3).sum().backward()
 
     def normalize(rank):
@@ -88,5 +88,5 @@ def test_sync_batch_norm_is_batch_norm_of_the_whole_batch(count, affine, seed):
 
     for rank, found in enumerate(simgpu.ranks(count, normalize)):
         here = slice(rank, None, count)
-        ours = [wanted.detach()[here], whole.grad[here], alone.running_mean, alone.running_var]
+        ours = [wanted.detach()[here], whole.grad[here], single.running_mean, single.running_var]
         torch.testing.assert_close(list(found), ours)

@@ -88,13 +88,13 @@ def test_no_sync_accumulates(count, steps, options, seed, schedule):
         with ddp.no_sync():
             for row in mine[:-1]:
                 backward(ddp, row[None], count)
-        alone = gradients(ddp)
+        single = gradients(ddp)
         backward(ddp, mine[-1:], count)
-        return alone, gradients(ddp)
+        return single, gradients(ddp)
 
-    for rank, (alone, found) in enumerate(simgpu.ranks(count, accumulate, schedule=schedule)):
+    for rank, (single, found) in enumerate(simgpu.ranks(count, accumulate, schedule=schedule)):
         own = of_whole_batch(model, x[rank::count][:-1])
-        assert equal(alone, [gradient * count for gradient in own])
+        assert equal(single, [gradient * count for gradient in own])
         assert equal(found, wanted)
 
 
@@ -107,9 +107,9 @@ def test_no_sync_accumulates(count, steps, options, seed, schedule):
 )
 def test_layers_that_some_ranks_do_not_use_are_summed_over_the_others(count, which, options, seed):
     model, x = Two(seed), rows(count, seed)
-    alone = copy.deepcopy(model)
+    single = copy.deepcopy(model)
     for rank in range(count):
-        alone(x[rank : rank + 1], which[rank]).sum().backward()
+        single(x[rank : rank + 1], which[rank]).sum().backward()
 
     def train(rank):
         ddp = parallel(model, rank, find_unused_parameters=True, **options)
@@ -117,7 +117,7 @@ def test_layers_that_some_ranks_do_not_use_are_summed_over_the_others(count, whi
         return gradients(ddp)
 
     for found in simgpu.ranks(count, train):
-        assert equal(found, gradients(alone))
+        assert equal(found, gradients(single))
 
 
 @few
@@ -185,8 +185,8 @@ def test_it_is_data_parallel_in_other_words(count, each, options, seed):
     """A mean over processes, times their number, is the sum over devices of one process."""
     model, x = One(seed), rows(count * each, seed)
     devices = [torch.device("cuda", index) for index in range(count)]
-    alone = dataparallel.DataParallel(copy.deepcopy(model).cuda(0), devices)
-    alone(x.cuda(0)).sum().backward()
+    single = dataparallel.DataParallel(copy.deepcopy(model).cuda(0), devices)
+    single(x.cuda(0)).sum().backward()
 
     def train(rank):
         ddp = parallel(model, rank, **options)
@@ -196,6 +196,6 @@ def test_it_is_data_parallel_in_other_words(count, each, options, seed):
     exact = count & (count - 1) == 0  # dividing by three is not
     for found in simgpu.ranks(count, train):
         if exact:
-            assert equal(found, gradients(alone))
+            assert equal(found, gradients(single))
         else:
-            torch.testing.assert_close(found, gradients(alone))
+            torch.testing.assert_close(found, gradients(single))

@@ -229,7 +229,7 @@ def test_backend_constructors_find_the_nccl_class():
     assert {name for name in wanted if name.startswith("ProcessGroup")} <= c10d.keys()
 
 
-# What registers each name of NCCL; releases before 2.14 have the first alone.
+# What registers each name of NCCL; releases before 2.14 have only the first.
 NAMES = {
     "nccl": "ProcessGroup",
     "nccl2": "_register_builtin_nccl2_backend",

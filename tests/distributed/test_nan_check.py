@@ -42,7 +42,7 @@ def send(x, count):
         dist.recv(x, 0)
 
 
-# How each is called, and whether the first rank alone gives something.
+# How each is called, and whether only the first rank gives something.
 MOVING = {
     "all_gather": (lambda x, n: dist.all_gather([torch.empty_like(x) for _ in range(n)], x), False),
     "all_to_all": (

@@ -38,9 +38,9 @@ def network(seed, width=4):
 
 
 def of_whole_batch(net, x):
-    alone = copy.deepcopy(net)
-    alone(x).sum().backward()
-    return [parameter.grad for parameter in alone.parameters()]
+    single = copy.deepcopy(net)
+    single(x).sum().backward()
+    return [parameter.grad for parameter in single.parameters()]
 
 
 def full(tensors):
@@ -261,9 +261,9 @@ def test_a_pipeline_has_the_gradients_of_the_whole_model(count, kind):
             schedule.step(target=y.cuda()) if rank == count - 1 else schedule.step()
         return [parameter.grad.cpu() for parameter in stage.submod.parameters()]
 
-    alone = copy.deepcopy(net)
-    nn.functional.mse_loss(alone(x), y).backward()
-    for layer, found in zip(alone, simgpu.ranks(count, train), strict=True):
+    single = copy.deepcopy(net)
+    nn.functional.mse_loss(single(x), y).backward()
+    for layer, found in zip(single, simgpu.ranks(count, train), strict=True):
         torch.testing.assert_close(found, [parameter.grad for parameter in layer.parameters()])
 
 
@@ -310,9 +310,9 @@ def test_a_sharded_optimizer_steps_as_a_whole_one(count, seed):
         optimizer.step()
         return [parameter.detach().cpu() for parameter in ddp.parameters()]
 
-    alone = copy.deepcopy(net)
-    optimizer = make(alone.parameters())
-    alone(x).sum().backward()
+    single = copy.deepcopy(net)
+    optimizer = make(single.parameters())
+    single(x).sum().backward()
     optimizer.step()
     for found in simgpu.ranks(count, train):
-        torch.testing.assert_close(found, [p.detach() for p in alone.parameters()])
+        torch.testing.assert_close(found, [p.detach() for p in single.parameters()])

@@ -137,7 +137,7 @@ class Full:
         raise OSError(28, "No space left on device")
 
     def flush(self):
-        """It has said what it could not write."""
+        """It has reported what it could not write."""
 
 
 def test_where_there_is_no_room_nothing_is_shared(folder):

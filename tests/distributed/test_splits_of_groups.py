@@ -23,7 +23,7 @@ def cuda_devices():
 
 
 def bind(rank):
-    """Older releases split groups of one device alone."""
+    """Older releases split only groups of one device."""
     dist.group.WORLD.bound_device_id = torch.device("cuda", rank)
 
 

@@ -155,20 +155,20 @@ def test_models_are_averaged_from_time_to_time(count, period, seed):
             optimizer.step()
         return [p.detach().cpu() for p in ddp.parameters()]
 
-    alone = [copy.deepcopy(model) for _ in range(count)]
+    single = [copy.deepcopy(model) for _ in range(count)]
     averager_steps = [step for step in range(steps) if step % period == 0]
     for step in range(steps):
-        for rank, each in enumerate(alone):
+        for rank, each in enumerate(single):
             each.zero_grad()
             each(x[rank : rank + 1]).sum().backward()
             torch.optim.SGD(each.parameters(), lr=0.5).step()
         if step in averager_steps:
-            for same in zip(*(each.parameters() for each in alone), strict=True):
+            for same in zip(*(each.parameters() for each in single), strict=True):
                 # As PyTorch does it: a ReLU tells a sum that is zero from one that is rounded.
                 mean = sum(p.detach() / count for p in same)
                 for parameter in same:
                     parameter.data = mean.clone()
-    for found, each in zip(simgpu.ranks(count, train), alone, strict=True):
+    for found, each in zip(simgpu.ranks(count, train), single, strict=True):
         torch.testing.assert_close(found, [p.detach() for p in each.parameters()])
 
 

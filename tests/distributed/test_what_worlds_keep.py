@@ -94,7 +94,7 @@ FUNCTIONAL = {
 @few
 @given(name=st.sampled_from(sorted(FUNCTIONAL)), count=st.integers(1, 3), seed=schedules)
 def test_returned_works_complete_after_the_world(name, count, seed):
-    """C++ has the C++ half of a Work, which alone would wait for ever."""
+    """C++ has the C++ half of a Work, which by itself would wait for ever."""
     works = weakref.WeakSet()
     make = Work.__init__
 

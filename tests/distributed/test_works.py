@@ -64,7 +64,7 @@ def test_functional_collectives_of_several_tensors_wait_for_each(count, sizes, k
 
 @given(count=st.integers(1, 4), again=st.integers(1, 3))
 def test_a_work_of_several_outputs_lives_until_they_are_gone(count, again):
-    """C++ holds half of it, which would wait for ever alone."""
+    """C++ holds half of it, which would wait for ever by itself."""
     kept, gone = set(), []
     outputs = [torch.ones(2) for _ in range(count)]
     pending = Pending(Call("all_reduce", "all_reduce", [], []))
@@ -185,11 +185,11 @@ def test_a_work_of_several_calls_is_kept_until_it_is_waited_for(data, count):
     kept = set()
     for pending in calls:
         pending.finish()
-    alone, together = [Work([each], [], kept) for each in calls], Work(calls, [], kept)
-    first = data.draw(st.lists(st.sampled_from(alone), unique=True, max_size=count))
+    single, together = [Work([each], [], kept) for each in calls], Work(calls, [], kept)
+    first = data.draw(st.lists(st.sampled_from(single), unique=True, max_size=count))
     for work in first:
         work.wait()
-    assert kept == {*alone, together}.difference(first)
+    assert kept == {*single, together}.difference(first)
     together.wait()
     assert not kept
 

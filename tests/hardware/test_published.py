@@ -158,11 +158,11 @@ def test_the_report_counts_what_became_of_the_cases(verdicts, seen):
 
 
 def test_words_are_those_that_a_call_says():
-    assert published.said(lambda: int("a")).startswith("invalid literal")
-    assert published.said(lambda: int("a"), "lit[a-z]+ for") == "literal for"
-    assert published.said(lambda: int("a"), "other") is None
-    assert published.said(lambda: warnings.warn("this", stacklevel=1)) == "this"
-    assert published.said(lambda: None) == ""
+    assert published.reported(lambda: int("a")).startswith("invalid literal")
+    assert published.reported(lambda: int("a"), "lit[a-z]+ for") == "literal for"
+    assert published.reported(lambda: int("a"), "other") is None
+    assert published.reported(lambda: warnings.warn("this", stacklevel=1)) == "this"
+    assert published.reported(lambda: None) == ""
 
 
 @pytest.mark.parametrize("words", [
@@ -231,10 +231,10 @@ def test_recording_of_missing_devices_is_refused(change):
 def test_the_command_prints_the_report(capsys):
     path = published.PUBLISHED / "allocator.json"
     assert main(["compare", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("simulated against hardware\n")
-    assert "| allocator | several | several | 7 | 8 | 6 | 1 | 0 |" in said
-    assert "the workspace that cuBLAS takes" in said
+    reported = capsys.readouterr().out
+    assert reported.startswith("simulated against hardware\n")
+    assert "| allocator | several | several | 7 | 8 | 6 | 1 | 0 |" in reported
+    assert "the workspace that cuBLAS takes" in reported
 
 
 def test_the_command_says_what_is_wrong(capsys, tmp_path):

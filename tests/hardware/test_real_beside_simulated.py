@@ -2,10 +2,12 @@
 
 Where there is a GPU, torch.nn.parallel and ours run each case of the corpus on it (on one GPU in
 several slots), and simulated devices have to show what ours showed. Backward passes, copies and
-whole sessions of both kinds leave each other alone. Skipped where there is none.
+whole sessions of both kinds do not disturb each other. Skipped where there is none.
 """
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -171,6 +173,30 @@ def test_a_module_is_replicated_on_devices_of_its_kind(simulated, library, kind,
     outputs.sum().backward()
     assert module.weight.grad.device == torch.device(kind, 0)
     assert torch.equal(module.weight.grad.cpu(), inputs.sum(0).expand(2, 3))
+
+
+FIRST_PASS = """
+import sys, torch, simgpu
+
+def differentiate(device):
+    x = torch.ones(3, device=device, requires_grad=True)
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2.0] * 3 and x.grad.device == torch.device(device)
+
+with simgpu.as_cuda(1, force=True):
+    differentiate(sys.argv[1])
+differentiate(f"cuda:{torch.cuda.device_count() - 1}")
+"""
+
+
+@needs_cuda
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_first_backward_pass_within_forced_block_counts_all_gpus(device):
+    """The engine counts devices once in a process, at its first pass."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_PASS, device], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @needs_cuda

@@ -119,7 +119,7 @@ RULES = {
 LATE = "def late():\n    from simgpu._native import planted_b\n"
 SAYS = '"""A folder.\n\nMay import: {}.\n"""\n'
 
-# Mistakes: the rule that has to notice each, what is added to the files, and what is said then.
+# Mistakes: the rule that has to notice each, what is added to the files, and its words.
 MISTAKES = {
     "a folder above": (
         "wrong_directions",
@@ -240,10 +240,10 @@ def test_the_rule_is_kept(rule):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_breaks_the_rule(mistake):
-    rule, planted, said = MISTAKES[mistake]
+    rule, planted, reported = MISTAKES[mistake]
     complaints = RULES[rule](TREE | planted)
-    assert any(said in text for text in complaints), complaints
-    assert not any(said in text for text in complaints_now(rule))
+    assert any(reported in text for text in complaints), complaints
+    assert not any(reported in text for text in complaints_now(rule))
 
 
 def test_page_has_the_tables_of_the_docstrings():

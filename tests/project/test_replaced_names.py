@@ -13,7 +13,7 @@ ALONE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 RUN = "from tests.project import changed_names; changed_names.main()"
 
-# Code that runs before the comparison: one mistake of each kind, and what has to be said of them.
+# Code that runs before the comparison: one mistake of each kind, and the report of it.
 MISTAKES = """
 import torch
 from simgpu._backend.torch_patches import autograd

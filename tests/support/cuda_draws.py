@@ -1,6 +1,6 @@
 """CUDA's random numbers once more, thread by thread and in plain Python.
 
-Written from the description of the kernels alone, without a line of `simgpu._random`: loops where
+Written from the description of the kernels only, without a line of `simgpu._random`: loops where
 that has arrays, one thread after the other as a GPU's program is written. What both give is
 compared in tests/simulator/random_numbers. Kernels are told the number of multiprocessors and of
 threads on each.

@@ -55,7 +55,7 @@ LIBRARIES = (
 )
 
 
-def said(call, words=None):
+def reported(call, words=None):
     """What a call raises or else warns of: all of it, or the part that fits the pattern."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -72,7 +72,7 @@ def said(call, words=None):
 
 def refused(call):
     """The argument and the kernel that a device mismatch names, in the words of any release."""
-    words = said(call)
+    words = reported(call)
     old = re.search(r"for argument (\w+) in method (\w+)", words)
     new = re.search(r"but got (\w+) is on .* in method (\w+)", words)
     found = old or new
@@ -151,7 +151,7 @@ def ranks(count, function, **named):
 def run(code, library=LIBRARIES[0]):
     """Run a program, and return what it saw."""
     names = {"torch": torch, "nn": nn, "warnings": warnings, "oom_text": oom_text}
-    names |= {"said": said, "refused": refused, "ranks": ranks, "dist": distributed}
+    names |= {"reported": reported, "refused": refused, "ranks": ranks, "dist": distributed}
     names |= vars(library)
     if torch.cuda.is_available():
         torch.cuda.init()  # as the programs that printed this had done

@@ -1,6 +1,6 @@
 """What ranks run in tests: each collective compared with its definition, on exact numbers.
 
-Functions of torch.distributed alone, which hold on real GPUs too, and import no test tools. Every
+Functions of torch.distributed only, which hold on real GPUs too, and import no test tools. Every
 rank can compute what all ranks bring along, so each one judges its own results.
 """
 

@@ -90,8 +90,8 @@ def check_training(
     **options: Any,
 ) -> nn.Module:
     """Check that training on `devices` is training on the first of them; return the trained net."""
-    alone, shared = exact(make(), devices[0]), exact(make(), devices[0])
-    expected = trained(alone, alone, optimizer, steps, **options)
+    single, shared = exact(make(), devices[0]), exact(make(), devices[0])
+    expected = trained(single, single, optimizer, steps, **options)
     model = DataParallel(shared, devices)
     seen = trained(shared, model, optimizer, steps, **options)
     assert seen["told"] == expected["told"]

@@ -47,9 +47,9 @@ def gradients(model):
 
 def of_whole_batch(model, x, **named):
     """Gradients of the sum over the whole batch, on the CPU."""
-    alone = copy.deepcopy(model)
-    alone(x, **named).sum().backward()
-    return gradients(alone)
+    single = copy.deepcopy(model)
+    single(x, **named).sum().backward()
+    return gradients(single)
 
 
 def equal(found, wanted):

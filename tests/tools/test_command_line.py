@@ -124,7 +124,7 @@ def test_options_that_watch_refuse_launchers(scripts, program, watching):
     asked = [name for name in WATCHING if name in watching]
     words = [word for name in asked for word in (name, *WATCHING[name])]
     words += program.split() if program.startswith("-m") else [str(scripts / program)]
-    ran, said = [], io.StringIO()
+    ran, reported = [], io.StringIO()
     runs = {
         "make_devices": lambda _: None,
         "prepare": lambda _: None,
@@ -133,15 +133,15 @@ def test_options_that_watch_refuse_launchers(scripts, program, watching):
     clock = mock.Mock(return_value=mock.Mock(start=lambda: None))
     here = mock.patch.multiple("simgpu._cli.run", **runs, ClockUntilExit=clock)
     ended = None
-    with here, contextlib.redirect_stderr(said):
+    with here, contextlib.redirect_stderr(reported):
         try:
             main(["run", *words, "--nproc-per-node", "2"])
         except SystemExit as stop:
             ended = stop.code
     refused = bool(watching) and program in LAUNCHERS
-    assert (ended, len(ran)) == ((2, 0) if refused else (None, 1)), said.getvalue()
+    assert (ended, len(ran)) == ((2, 0) if refused else (None, 1)), reported.getvalue()
     if refused:
-        assert f"{', '.join(asked)} would only watch {program.split()[-1]}" in said.getvalue()
+        assert f"{', '.join(asked)} would only watch {program.split()[-1]}" in reported.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -221,17 +221,17 @@ def test_a_command_says_which_packages_are_missing(what, data):
     needed, words = NEEDY[what]
     names = data.draw(st.sets(st.sampled_from(sorted(needed)), min_size=1))
     missing = [needed[name] for name in needed if name in names]
-    said = io.StringIO()
+    reported = io.StringIO()
     absent = mock.patch.dict(sys.modules, dict.fromkeys(names))
-    with absent, contextlib.redirect_stdout(said):
+    with absent, contextlib.redirect_stdout(reported):
         assert main(words) == 4
     caught = f"{what} needs {' and '.join(missing)}: pip install {' '.join(missing)}\n"
-    assert said.getvalue() == caught
+    assert reported.getvalue() == caught
 
 
 @pytest.mark.full
 def test_the_suite_says_how_it_is_installed(python):
-    """Whoever records hardware may have pytest alone."""
+    """Recording hardware needs only pytest."""
     code = "import sys; sys.modules['hypothesis'] = None; import pytest; pytest.main({})"
     clone = RECORDING.parents[2]
     words = ["-p", "no:hypothesispytest", "-p", "no:cacheprovider", "--record", "x.json"]

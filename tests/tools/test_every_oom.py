@@ -100,11 +100,11 @@ def test_each_allocation_of_a_marked_test_fails_once(pytester):
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
     result.assert_outcomes(passed=5, failed=4)
-    said = result.stdout.str()
-    assert "with allocation 0, of 512 bytes on simgpu:0, the test raised KeyError" in said
-    assert "OutOfMemoryError: of its own" in said
-    assert "512 bytes on device 0 stay taken, also after gc.collect()" in said
-    assert "the test raised AssertionError" in said
+    reported = result.stdout.str()
+    assert "with allocation 0, of 512 bytes on simgpu:0, the test raised KeyError" in reported
+    assert "OutOfMemoryError: of its own" in reported
+    assert "512 bytes on device 0 stay taken, also after gc.collect()" in reported
+    assert "the test raised AssertionError" in reported
     chosen = ("-k", "without_the_marker", "--faults", "oom")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *chosen)
     result.assert_outcomes(failed=1)

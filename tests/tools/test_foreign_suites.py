@@ -115,7 +115,7 @@ OPTIONS = {
 
 
 def plain(result):
-    """What a session said, without what differs between any two, and its exit status."""
+    """The output of a session, without what differs between any two, and its exit status."""
     text = re.sub(r"\d+\.\d+s", "", result.stdout.str())
     text = re.sub(r"0x[0-9a-f]+", "0x", text)
     lines = [

@@ -331,10 +331,10 @@ def test_the_progress_line_says_that_tests_are_collected(monkeypatch):
     assert "examples" not in sys.stderr.getvalue()
 
 
-@pytest.mark.parametrize("said", ["1", "7"])
-def test_the_progress_line_is_there_whatever_the_environment_says_of_bars(python, said):
+@pytest.mark.parametrize("reported", ["1", "7"])
+def test_the_progress_line_is_there_whatever_the_environment_says_of_bars(python, reported):
     names = inspect.signature(tqdm.__init__).parameters
-    variables = {f"TQDM_{name.upper()}": said for name in {*names} - {"self", "kwargs"}}
+    variables = {f"TQDM_{name.upper()}": reported for name in {*names} - {"self", "kwargs"}}
     program = (
         "from simgpu._fuzz.campaign import Progress; from simgpu._fuzz.tally import Tally;"
         "Progress(1.0, None).show(Tally(), 15.0)"

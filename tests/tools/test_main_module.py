@@ -139,8 +139,8 @@ def test_modules_are_looked_for_beside_a_file_that_is_linked_to(tmp_path, way, l
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "latin-1", "cp1251"])
 def test_programs_on_standard_input_declare_their_encoding(no_program, coding):
-    said = "" if coding.startswith("utf") else f"# coding: {coding}\n"
+    reported = "" if coding.startswith("utf") else f"# coding: {coding}\n"
     letter = "\u0444" if coding == "cp1251" else "\xe9"
     run_script.begin_main()
-    run_script.run_input(f"{said}seen = '{letter}', __file__".encode(coding))
+    run_script.run_input(f"{reported}seen = '{letter}', __file__".encode(coding))
     assert sys.modules["__main__"].seen == (letter, "<stdin>")

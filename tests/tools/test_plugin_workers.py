@@ -1,4 +1,4 @@
-"""The plugin under pytest-xdist on machines with real GPUs: who has which, and what is said.
+"""The plugin under pytest-xdist on machines with real GPUs: who has which, and the words.
 
 No GPU is needed: the queries that would count and set them are replaced by fakes.
 """

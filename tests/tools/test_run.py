@@ -30,7 +30,7 @@ def test_the_variable_does_the_same_for_a_process(python, script):
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["run", "variable"])
 def test_nested_devices_error_names_where_the_first_were_made(python, way):
-    """And that is the last that is said, also while the interpreter ends."""
+    """And that is the last line, also while the interpreter ends."""
     program = "-c", "import simgpu\nwith simgpu.devices(4):\n    pass"
     if way == "run":
         done = python("-m", "simgpu", "run", "--devices", 2, *program)

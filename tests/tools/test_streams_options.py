@@ -54,7 +54,7 @@ def test_a_script_is_wrong_without_a_wait_and_right_with_it(python, tmp_path, ca
 @pytest.mark.without("--async", reason="begins it itself")
 @pytest.mark.parametrize("status", ["none", None, 0, 3, "failed"])
 def test_errors_in_queues_are_raised_at_the_end_of_a_script(status):
-    """However it ends; one that ends otherwise has said already what is wrong."""
+    """However it ends; one that ends otherwise has reported already what is wrong."""
     ends_well = status in ("none", None, 0)
     with simgpu.devices(1), contextlib.ExitStack() as process:
         x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")

@@ -117,7 +117,7 @@ def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
     known=st.sets(st.sampled_from((*config_options.NAMES, *config_options.SETTINGS))),
 )
 def test_info_names_variables_that_are_not_known(names, known):
-    """Such as SIMGPU_DEVICES: nothing else would be said of it."""
+    """Such as SIMGPU_DEVICES: nothing else would report it."""
     given_ = dict.fromkeys([*names, *known], "3")
     with mock.patch.dict(os.environ, given_, clear=True):
         found = config_options.unknown_variables()

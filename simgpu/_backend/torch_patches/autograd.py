@@ -188,8 +188,19 @@ _starting = threading.Lock()
 _has_started = False
 
 
-def _start_engine() -> None:
-    """Make the engine make its threads, by a backward pass of a thread that no transform is in."""
+def start_engine() -> None:
+    """Have the engine make its threads, one for each device that it knows by then; once."""
+    global _has_started
+    if _has_started or _per_thread.depth:
+        return
+    with _starting:
+        if not _has_started:
+            _pass_backward_elsewhere()
+            _has_started = True
+
+
+def _pass_backward_elsewhere() -> None:
+    """Pass backward in a thread that no transform is in."""
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -207,15 +218,9 @@ def _start_engine() -> None:
 def _let_engine_know_devices() -> None:
     """Make the engine know of all devices, but not before it has made its threads.
 
-    It makes one for each device that it knows when it first passes backward, and keeps a stream for
-    each that it knows at the beginning of a pass.
+    It keeps a stream for each device that it knows at the beginning of a pass.
     """
-    global _has_started
-    if not _has_started and _per_thread.depth == 0:
-        with _starting:
-            if not _has_started:
-                _start_engine()
-                _has_started = True
+    start_engine()
     if _has_started:
         guard_code.set_device_count(len(world.active_devices))
 

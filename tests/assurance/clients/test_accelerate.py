@@ -36,10 +36,10 @@ def test_an_accelerator_trains_in_half_precision(client):
 
 def test_accelerate_launch_trains_on_four_ranks_as_on_one(client):
     launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", 4]
-    alone = client("accelerate_training", 1, "no", 16, "float64")
+    single = client("accelerate_training", 1, "no", 16, "float64")
     seen = client("accelerate_training", 4, "no", 4, "float64", launcher=launcher)
-    assert (alone["ranks"], seen["ranks"]) == (1, 4)
+    assert (single["ranks"], seen["ranks"]) == (1, 4)
     assert seen["device"] == "cuda:0"
     assert seen["wrapper"] == "torch.nn.parallel.distributed"
     assert seen["restored"]
-    torch.testing.assert_close(seen["losses"], alone["losses"])
+    torch.testing.assert_close(seen["losses"], single["losses"])

@@ -120,9 +120,9 @@ def test_word_language_model(example, corpus, model):
     sizes = ["--emsize", 16, "--nhid", 16, "--batch_size", 4, "--bptt", 10, "--dropout", 0]
     rates = ["--lr", 0.01, "--use-optimizer", "--epochs", 3]
     options = ["--data", corpus, "--model", model, *sizes, *rates]
-    alone = example("word_language_model", 1, *options)
+    single = example("word_language_model", 1, *options)
     done = example("word_language_model", 1, *options, "--accel")
-    assert "Using device: cpu" in alone.stdout
+    assert "Using device: cpu" in single.stdout
     assert "Using device: cuda" in done.stdout
     losses = numbers(r"(?:valid|test) loss +(\S+) \|", done.stdout)
     assert len(losses) == 4
@@ -130,7 +130,7 @@ def test_word_language_model(example, corpus, model):
     # Its transformer leaves the encoder's dropout at 0.1, which a GPU draws from its own generator.
     if model != "Transformer":
         # Both print two digits, so one number may be rounded up and the other down.
-        expected = numbers(r"(?:valid|test) loss +(\S+) \|", alone.stdout)
+        expected = numbers(r"(?:valid|test) loss +(\S+) \|", single.stdout)
         assert losses == pytest.approx(expected, abs=0.0101)
     reported = ["--accel", "--data", corpus, "--checkpoint", "model.pt", "--words", 20]
     example("word_language_model", 1, *reported, file="generate.py")

@@ -8,11 +8,11 @@ from tests.assurance.clients.support import needs
 def test_a_module_learns_as_on_the_cpu(client):
     needs("lightning")
     seen = client("lightning_trainer", 1, "gpu")
-    alone = client("lightning_trainer", 1, "cpu")
+    single = client("lightning_trainer", 1, "cpu")
     assert seen["devices"] == ["cuda:0"]
-    assert alone["devices"] == ["cpu"]
+    assert single["devices"] == ["cpu"]
     assert seen["losses"][-1] < seen["losses"][0] / 2
     assert seen["right"] > 0.75
-    torch.testing.assert_close(seen["losses"], alone["losses"])
-    torch.testing.assert_close(seen["weights"], alone["weights"])
+    torch.testing.assert_close(seen["losses"], single["losses"])
+    torch.testing.assert_close(seen["weights"], single["weights"])
     assert seen["reloaded"]

@@ -4,8 +4,8 @@ A test that is not in the table has to pass, and one that is has to fail: the ta
 of the emulation, each with its reason, and nothing else.
 """
 
-import fnmatch
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,12 +33,10 @@ class Entry:
     may_pass: bool = False  # whether they fail depends on the devices or on earlier tests
 
     def means(self, test):
-        """Whether a test is one of these, with whatever parameters."""
+        """Whether a test is one of these; a pattern without parameters means all of them."""
         base = test.partition("[")[0]
-        return any(
-            pattern in (test, base) or ("*" in pattern and fnmatch.fnmatchcase(base, pattern))
-            for pattern in self.tests
-        )
+        wanted = (re.escape(pattern).replace(r"\*", ".*") for pattern in self.tests)
+        return any(re.fullmatch(each, test) or re.fullmatch(each, base) for each in wanted)
 
 
 @dataclass
@@ -90,7 +88,7 @@ def compare(outcomes, entries):
 
 
 def _outcomes(path):
-    """The last outcome of each test; a failure stays one, whatever a later phase said."""
+    """The last outcome of each test; a failure stays one, whatever a later phase has."""
     outcomes = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         one = json.loads(line)

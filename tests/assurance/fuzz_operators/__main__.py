@@ -131,7 +131,7 @@ def run_round(seed, number, places, say):
         run_raw(entry, samples[:8], seed, number, places, say)
     result = None
     for call in range(CALLS if samples else 0):
-        # Whatever came of the calls before: on the CPU alone it may be something else.
+        # Whatever came of the calls before: on the CPU without them it may be something else.
         pick = random.Random(f"{seed} {number} {call}")
         sample = pick.choice(samples)
         function = variants(entry, pick)
@@ -193,15 +193,15 @@ def start(seed, rounds, position, *, host=False):
 
 def watch(process, position, deadline):
     """Wait for a child; returns how it ended: "done", "stuck", or "crash" and its last words."""
-    said, since = None, time.monotonic()
+    reported, since = None, time.monotonic()
     while True:
         try:
             _, errors = process.communicate(timeout=2)
         except subprocess.TimeoutExpired:
             with open(position, "rb") as file:
                 now = file.read(300)
-            if now != said:
-                said, since = now, time.monotonic()
+            if now != reported:
+                reported, since = now, time.monotonic()
             silent = time.monotonic() - since
             if silent < SILENCE and time.monotonic() < deadline:
                 continue

@@ -134,7 +134,7 @@ class Campaign:
         if test not in self.sound and test in self.map.costs:
             self.sound[test] = self._ask("warm", mutant, [test], None).status == "survived"
             if not self.sound[test]:
-                print(f"left out, since it fails alone: {test}")
+                print(f"left out, since it fails by itself: {test}")
         return self.sound.get(test, True)
 
     def _ask(self, kind: str, mutant: Mutant, tests: list[str], text: bytes | None) -> Verdict:

@@ -24,7 +24,7 @@ STILL = 5.0  # seconds in which nothing of a child runs: its threads wait for ea
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests said: "killed", "survived", "timeout", "crashed" or "unreached"."""
+    """The verdict of the tests: "killed", "survived", "timeout", "crashed" or "unreached"."""
 
     status: str
     ran: int = 0

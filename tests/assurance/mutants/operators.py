@@ -47,7 +47,7 @@ AUGMENTED: dict[type[cst.BaseAugOp], str] = {
     cst.BitOrAssign: "&=",
     cst.BitAndAssign: "|=",
 }
-# Calls of one argument that leave something to be said of the argument itself.
+# Calls of one argument that leave something to change in the argument itself.
 WRAPPERS = {"tuple", "list", "set", "dict", "sorted", "reversed", "abs", "iter"}
 # Methods without arguments whose object would do in the place of what they return.
 METHODS = {
@@ -96,7 +96,7 @@ def only_documents(node: cst.CSTNode) -> bool:
 
 
 def only_says(node: cst.CSTNode) -> bool:
-    """Whether what is in `node` is a message: whether it is said matters, its words do not."""
+    """Whether what is in `node` is a message: whether it is raised matters, its words do not."""
     return isinstance(node, cst.Raise) or (
         isinstance(node, cst.Call) and name_of(node) in ("warn", "warn_explicit")
     )

@@ -19,7 +19,7 @@ KILLED = ("killed", "timeout", "crashed")
 
 @dataclass(frozen=True)
 class Result:
-    """What the tests said of a mutant; the budget is what they were allowed to cost together."""
+    """What the tests found of a mutant; the budget is what they were allowed to cost together."""
 
     mutant: Mutant
     verdict: Verdict

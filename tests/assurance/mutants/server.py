@@ -180,7 +180,7 @@ def _serve(kind: str, server: Server, folders: Sequence[str]) -> None:
     if kind == "warm":
         pytest.main([*server.options, *folders], plugins=[Profile(), _Warm(server)])
     else:
-        # `import torch` was told to leave the package alone: a child imports what torch would have.
+        # `import torch` was made to skip the package: a child imports what torch would have.
         os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
         import torch.testing  # noqa: F401
 

@@ -158,7 +158,7 @@ def test_waiting_threads_differ_from_working_ones(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_child_ends_with_ctrl_c(tmp_path, monkeypatch, begun):
-    """It would wait for its tests alone: the terminal's signals do not reach its session."""
+    """It would wait for its tests forever: the terminal's signals do not reach its session."""
 
     def stuck(channel):
         child.Reporter(channel, {}).tell(test="the first", allowed=9.0)

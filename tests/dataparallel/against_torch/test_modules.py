@@ -180,13 +180,13 @@ def test_outputs_and_statistics_of_ordinary_numbers(devices, data, training, gra
     assert seen[0] == seen[1]
 
 
-@given(data=st.data(), keyword=st.booleans(), alone=st.booleans())
-def test_the_function(devices, data, keyword, alone):
-    """`data_parallel` with its inputs as a tuple or alone, its keywords, and any output device."""
+@given(data=st.data(), keyword=st.booleans(), single=st.booleans())
+def test_the_function(devices, data, keyword, single):
+    """`data_parallel` with its inputs as a tuple or as one, its keywords, and any output device."""
     targets = data.draw(strategies.device_lists(devices))
     batch = data.draw(strategies.batches(len(targets), 30, min_size=1))
     x, row = values((batch, 3), "float64", span=5), torch.arange(batch)
-    inputs = x if alone else (x,) if keyword else (x, row)
+    inputs = x if single else (x,) if keyword else (x, row)
     kwargs = {"row": row} if keyword else None
     output = data.draw(st.none() | st.sampled_from(devices))
     net = ExactNet(3, "float64").to(targets[0])
@@ -214,10 +214,10 @@ class Fails(nn.Module):
 @given(
     data=st.data(),
     broken=st.lists(st.booleans(), min_size=8, max_size=8),
-    alone=st.booleans(),
+    single=st.booleans(),
     grad=st.booleans(),
 )
-def test_parallel_apply(devices, data, broken, alone, grad):
+def test_parallel_apply(devices, data, broken, single, grad):
     """With devices given: without, theirs runs all replicas on the caller's current device."""
     targets = data.draw(strategies.device_lists(devices))
     modules = [
@@ -225,7 +225,7 @@ def test_parallel_apply(devices, data, broken, alone, grad):
         for k, fails in zip(range(len(targets)), broken, strict=False)
     ]
     rows = [torch.ones(k, device=target) for k, target in enumerate(targets)]
-    inputs = rows if alone else [(row, k) for k, row in enumerate(rows)]
+    inputs = rows if single else [(row, k) for k, row in enumerate(rows)]
     kwargs = data.draw(st.none() | st.just([{"k": k} for k in range(len(targets))]))
     texts = []
 

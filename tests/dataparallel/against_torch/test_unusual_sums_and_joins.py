@@ -92,7 +92,7 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
     large=st.booleans(),
 )
 def test_strides_of_joins_and_sums(devices, data, shape, last, large):
-    """Also of a single channel or pixel, whose strides alone say which format it is."""
+    """Also of a single channel or pixel, whose strides only say which format it is."""
     targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=2))
     shape = list(shape)
     if large:

@@ -104,7 +104,7 @@ def test_products_of_eight_bits_have_sizes_that_cublas_has(devices, rows, inner,
 
 WRONG_PRODUCTS = {
     "a batch": (lambda x: (x[None], x), "Expected self to be of dimension 2 but got 3"),
-    "a vector": (lambda x: (x, x[0]), "Expected mat2 to be of dimension 2 but got 1"),
+    "a vector": (lambda x: (x[0], x), "Expected self to be of dimension 2 but got 1"),
     "other rows": (
         lambda x: (x, x[:24]),
         r"self.size\(1\) needs to match mat2.size\(0\) but got 32 and 24",
@@ -124,6 +124,8 @@ def test_products_of_eight_bits_are_of_two_matrices_of_int8(devices, wrong):
     assert torch._int_mm(whole, whole).unique().tolist() == [32]
     with pytest.raises(RuntimeError, match=f"^{words}"):
         torch._int_mm(*pair(whole))
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch._int_mm(whole, whole[0])
 
 
 BIASES = {
@@ -257,13 +259,13 @@ MANY = {
 @pytest.mark.parametrize("dims", [24, 25, 26])
 def test_kernels_have_room_for_some_dimensions(devices, name, dims):
     call, *words = MANY[name]
-    said = "" if dims < 25 else words[dims - 25]
+    reported = "" if dims < 25 else words[dims - 25]
     x = torch.ones([1] * (dims - 1) + [2], device=devices[0])
     index = torch.zeros(1, dtype=torch.int64, device=devices[0])
-    if not said:
+    if not reported:
         call(x, index)
         return
-    with pytest.raises(RuntimeError, match=f"^{re.escape(said)}"):
+    with pytest.raises(RuntimeError, match=f"^{re.escape(reported)}"):
         call(x, index)
 
 
@@ -311,7 +313,7 @@ def test_without_antialiasing_any_scale_is_taken(devices):
 def test_factors_without_pivots_are_those_that_were_multiplied(
     devices, seed, rows, columns, batch, dtype
 ):
-    """There is one such pair alone, and of small integers it is found without rounding."""
+    """There is only one such pair, and of small integers it is found without rounding."""
     random = torch.Generator().manual_seed(seed)
     rank = min(rows, columns)
     lower = torch.randint(-2, 3, (*batch, rows, rank), generator=random).to(dtype).tril(-1)

@@ -50,6 +50,8 @@ def test_integers_have_no_products(devices, name, data, dtype, sizes):
     """The best-known call that works on the CPU, and ends a program on a GPU."""
     call, kernel = PRODUCTS[name]
     make = maker(data.draw(st.sampled_from(devices)), dtype)
+    if name == "bmm" and sizes[1] == 1 and devices[0].type == "cuda":
+        return  # since 2.13 a kernel of Triton's computes it, where Triton is installed
     refused(kernel, dtype, lambda: call(make, *sizes))
 
 

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensor
 columns = st.lists(st.integers(0, 4), min_size=2, max_size=4)
 
 
-@given(data=st.data(), columns=columns, size=st.booleans(), said=st.sampled_from([None, True]))
-def test_coalesced_flag_is_checked_on_request(devices, data, columns, size, said):
+@given(data=st.data(), columns=columns, size=st.booleans(), reported=st.sampled_from([None, True]))
+def test_coalesced_flag_is_checked_on_request(devices, data, columns, size, reported):
     """By numbers of columns that rise, where `check_invariants` asks for it."""
     device = data.draw(st.sampled_from(devices))
     values = torch.ones(len(columns), device=device, requires_grad=True)
@@ -23,14 +23,14 @@ def test_coalesced_flag_is_checked_on_request(devices, data, columns, size, said
     def make(check):
         shape = ((5,),) if size else ()
         return torch.sparse_coo_tensor(
-            indices, values, *shape, is_coalesced=said, check_invariants=check
+            indices, values, *shape, is_coalesced=reported, check_invariants=check
         )
 
-    if said and not rise:
+    if reported and not rise:
         with pytest.raises(RuntimeError, match="cannot set is_coalesced to true"):
             make(True)
-    for x in (make(False), make(True)) if rise or not said else ():
-        assert x.is_coalesced() == bool(said)
+    for x in (make(False), make(True)) if rise or not reported else ():
+        assert x.is_coalesced() == bool(reported)
         assert x.device == device
         (grad,) = torch.autograd.grad((x.to_dense() * 3).sum(), values)
         assert grad.tolist() == [3.0] * len(columns)
@@ -115,7 +115,7 @@ def test_a_sparse_output_gets_the_size_of_the_result(devices, layout, data, rows
     out = compressed(torch.tensor(before).reshape(2, 2), layout).to(device)
     if same:
         assert torch.abs(x.to(device), out=out) is out
-    else:  # PyTorch copies compressed tensors of one size alone, and resizes what it is told to
+    else:  # PyTorch copies compressed tensors of one size only, and resizes what it is asked to
         out.resize_as_sparse_(x.to(device))
         assert out._nnz() == x._nnz()
         out.copy_(x).abs_()

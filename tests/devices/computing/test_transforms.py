@@ -126,7 +126,7 @@ def test_transforms_of_modules(devices, use, data, batch):
 
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_randomness_within_vmap_comes_from_the_device(devices, data, seed):
-    """The same for all elements, or different ones; the CPU's stream is left alone."""
+    """The same for all elements, or different ones; the CPU's stream stays as it is."""
     device = data.draw(st.sampled_from(devices))
     rows = torch.ones(3, 64, device=device)
     before = torch.get_rng_state()

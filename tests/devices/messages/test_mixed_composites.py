@@ -18,6 +18,7 @@ OWN_WORDS = (
     r"indices should be either on cpu or on the same device as the indexed tensor",
     r"expected self and mask to be on the same device, but got mask on ",
     r"Expected b and A to be on the same device, but found b on ",
+    r"Expected cuda::check_device\(\{",
 )
 ANY = "|".join((r"Expected all tensors to be on the same device, but (got|found) ", *OWN_WORDS))
 # Kernels of CUDA that ask for no device, or only for a GPU: a difference that is documented.

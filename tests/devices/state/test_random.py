@@ -1,4 +1,4 @@
-"""Random numbers: every device has a stream of its own, and the CPU's is left alone."""
+"""Random numbers: every device has a stream of its own, and the CPU's stays as it is."""
 
 import pytest
 import torch
@@ -46,13 +46,13 @@ def test_streams_are_independent(devices, name, pair, seed, draws):
     """What one device draws does not depend on what another has drawn."""
     mine, other = devices[pair[0]], devices[pair[1]]
     seeded(devices, seed)
-    alone = plain(DRAWS[name](mine))
+    single = plain(DRAWS[name](mine))
     seeded(devices, seed)
     for _ in range(draws):
         DRAWS[name](other)
-    assert plain(DRAWS[name](mine)) == alone
+    assert plain(DRAWS[name](mine)) == single
     # The stream does move on: a second draw is another one.
-    assert plain(DRAWS[name](mine)) != alone
+    assert plain(DRAWS[name](mine)) != single
 
 
 @pytest.mark.devices(4, distinct=True)

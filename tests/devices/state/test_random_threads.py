@@ -110,7 +110,7 @@ def test_concurrent_threads_draw_the_numbers_of_single_ones(devices, seed, draws
         return [plain(torch.rand(8, device=device)) for _ in range(draws)]
 
     seed_all(devices, seed)
-    alone = [all_draws(device) for device in devices]
+    single = [all_draws(device) for device in devices]
     seed_all(devices, seed)
     together = [None] * len(devices)
     start = threading.Barrier(len(devices))
@@ -124,7 +124,7 @@ def test_concurrent_threads_draw_the_numbers_of_single_ones(devices, seed, draws
         thread.start()
     for thread in threads:
         thread.join()
-    assert together == alone
+    assert together == single
 
 
 @pytest.mark.devices(3, distinct=True)

@@ -1,4 +1,4 @@
-"""What PyTorch has for CUDA alone, beside its portable form: cuDNN's convolutions, and statistics.
+"""What PyTorch has only for CUDA, beside its portable form: cuDNN's convolutions, and statistics.
 
 On a GPU both sides are CUDA's; `cudnn_convolution` may choose another algorithm than `conv2d`.
 """

@@ -67,7 +67,7 @@ def train(net, optimizer, steps):
 
 def network(seed):
     torch.manual_seed(seed)
-    # Muon takes matrices alone.
+    # Muon takes only matrices.
     return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False))
 
 

@@ -249,7 +249,7 @@ def by_inductor():
     on_device=st.booleans(),
 )
 def test_the_default_backend_runs_graphs_on_devices_op_by_op(compiler, block, mode, on_device):
-    """Also one that only makes a tensor there; graphs of the CPU alone are inductor's."""
+    """Also one that only makes a tensor there; graphs of the CPU only are inductor's."""
     torch.compiler.reset()
     with by_inductor() as seen, block(2) as devices:
         device = devices[1] if on_device else torch.device("cpu")

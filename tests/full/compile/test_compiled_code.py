@@ -83,8 +83,8 @@ def test_each_rank_compiles_a_function_as_often_as_a_process_does(count, times, 
         return x + 1
 
     compiled = [
-        torch.compile(add, backend="eager", fullgraph=True, isolate_recompiles=alone)
-        for alone in (False, True)
+        torch.compile(add, backend="eager", fullgraph=True, isolate_recompiles=single)
+        for single in (False, True)
     ]
 
     def run(rank):

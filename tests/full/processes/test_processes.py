@@ -92,7 +92,7 @@ def test_tensors_without_devices_can_be_read_and_saved():
 
 
 def test_a_file_of_simulated_devices_says_what_it_wants(check, tmp_path):
-    """In a process that has torch alone."""
+    """In a process that imports only torch."""
     with simgpu.devices(3):
         torch.save({"x": torch.ones(2, device="simgpu:2")}, tmp_path / "saved.pt")
     script = f"""

@@ -108,7 +108,7 @@ def test_ranks_that_are_started_again_end_where_undisturbed_ones_do(python, tmp_
     events = json.loads((tmp_path / "timeline.json").read_text(encoding="utf-8"))["traceEvents"]
     calls = [event["args"] for event in events if event.get("cat") == "collective"]
     assert all("train.py:" in args.pop("place") for args in calls)
-    numbers = range(1, 1 + len(calls) // 2)  # of the second attempt alone
+    numbers = range(1, 1 + len(calls) // 2)  # of the second attempt only
     reported = {"group": "0", "ranks": [0, 1], "bytes": 12, "algorithm": "all_gather"}
     reported |= {"peer": None, "tag": 0, "sends": False}
     assert len(numbers) in (2, 3)

@@ -63,7 +63,7 @@ gpus = list(range(torch.cuda.device_count()))
 layer = nn.Linear(10, 3).cuda()
 gathered = by_hand(layer, rows, gpus)
 at_the_end = by_hand(layer, rows, gpus, gpus[-1])
-alone = layer(rows)
+single = layer(rows)
 
 half = HalfAndHalf()
 read = half(torch.arange(6))

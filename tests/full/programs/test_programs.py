@@ -78,8 +78,8 @@ def test_blocks(run, count):
     seen = run("blocks", count, dtype=torch.float64)
     torch.testing.assert_close(seen["whole"], seen["expected"])
     assert seen["features"] == (10, 20)
-    torch.testing.assert_close(seen["gathered"], seen["alone"])
-    torch.testing.assert_close(seen["at_the_end"].cpu(), seen["alone"].cpu())
+    torch.testing.assert_close(seen["gathered"], seen["single"])
+    torch.testing.assert_close(seen["at_the_end"].cpu(), seen["single"].cpu())
     assert seen["gathered"].get_device() == 0
     assert seen["at_the_end"].get_device() == count - 1
     assert seen["half"].words.weight.device == torch.device("cpu")
@@ -120,29 +120,29 @@ def test_a_classifier_with_workers_from_the_command_line(python, run):
 
 
 def test_a_language_model_learns_as_on_one_gpu(run):
-    alone = run("language_model", 1, dtype=torch.float64)
+    single = run("language_model", 1, dtype=torch.float64)
     together = run("language_model", 4, dtype=torch.float64)
-    torch.testing.assert_close(torch.tensor(together["losses"]), torch.tensor(alone["losses"]))
-    assert alone["losses"][-1] < alone["losses"][0]
-    assert {seen[1:] for seen in alone["seen"]} == {((5, 8), (2, 8, 12))}
+    torch.testing.assert_close(torch.tensor(together["losses"]), torch.tensor(single["losses"]))
+    assert single["losses"][-1] < single["losses"][0]
+    assert {seen[1:] for seen in single["seen"]} == {((5, 8), (2, 8, 12))}
     assert Counter(together["seen"]) == {(device, (5, 2), (2, 2, 12)): 14 for device in gpus(4)}
     assert together["hidden"][0].shape == (2, 8, 12)
     assert together["net"].decoder.weight is together["net"].encoder.weight
 
 
 def test_a_gan_learns_as_on_one_gpu(run):
-    alone = run("gan", 1, dtype=torch.float64)
+    single = run("gan", 1, dtype=torch.float64)
     together = run("gan", 4, dtype=torch.float64)
-    torch.testing.assert_close(torch.tensor(together["losses"]), torch.tensor(alone["losses"]))
-    assert alone["losses"][0] != alone["losses"][-1]
+    torch.testing.assert_close(torch.tensor(together["losses"]), torch.tensor(single["losses"]))
+    assert single["losses"][0] != single["losses"][-1]
     assert together["fake"].shape == (16, 1, 8, 8)
     assert {record.device.index for record in together["trace"].kernels} == {0, 1, 2, 3}
 
 
 def test_a_model_on_two_gpus_and_as_a_pipeline(run):
-    alone = run("two_devices", 1, dtype=torch.float64)
+    single = run("two_devices", 1, dtype=torch.float64)
     apart = run("two_devices", 2, dtype=torch.float64)
-    assert apart["losses"] == alone["losses"]
+    assert apart["losses"] == single["losses"]
     assert apart["losses"][-1] < apart["losses"][0]
     torch.testing.assert_close(torch.tensor(apart["pipelined"]), torch.tensor(apart["losses"]))
     trace = apart["trace"]
@@ -150,7 +150,7 @@ def test_a_model_on_two_gpus_and_as_a_pipeline(run):
     crossing = 2 * 5 * 12 * 16 * 8
     assert trace.bytes_copied("simgpu:0", "simgpu:1") == crossing
     assert trace.bytes_copied("simgpu:1", "simgpu:0") == crossing
-    assert alone["trace"].bytes_copied("simgpu:0", "simgpu:1") == 0
+    assert single["trace"].bytes_copied("simgpu:0", "simgpu:1") == 0
     own = {(stream.device_index, stream.stream_id) for stream in apart["pipeline"].streams}
     assert {device for device, _ in own} == {0, 1}
     assert {(r.device.index, r.stream) for r in trace} == {(0, 0), (1, 0)} | own
@@ -161,9 +161,9 @@ def test_a_model_on_two_gpus_and_as_a_pipeline(run):
 def test_a_transformer_learns_as_on_one_gpu(run):
     """Only where transformers is installed, which the suite does not ask for."""
     pytest.importorskip("transformers")
-    alone = run("transformer", 1, dtype=torch.float64)
+    single = run("transformer", 1, dtype=torch.float64)
     together = run("transformer", 4, dtype=torch.float64)
-    torch.testing.assert_close(torch.tensor(together["losses"]), torch.tensor(alone["losses"]))
-    assert alone["losses"][-1] < alone["losses"][0]
+    torch.testing.assert_close(torch.tensor(together["losses"]), torch.tensor(single["losses"]))
+    assert single["losses"][-1] < single["losses"][0]
     assert together["output"]["logits"].shape == (8, 12, 40)
     assert {record.device.index for record in together["trace"].kernels} == {0, 1, 2, 3}

@@ -103,8 +103,8 @@ def test_the_list_of_exceptions_is_complete_and_in_use():
         assert {"name", "reason", "cases"} <= table.keys()
         assert bool(table.get("shows")) == (kind == "difference")
         for pattern in table["cases"] if is_there(table.get("needs", "")) else ():
-            alone = {kind: [{**table, "cases": [pattern]}]}
-            assert any(known.lookup(kind, case, alone) for case in cases), pattern
+            single = {kind: [{**table, "cases": [pattern]}]}
+            assert any(known.lookup(kind, case, single) for case in cases), pattern
 
 
 def test_no_case_is_an_exception_twice():

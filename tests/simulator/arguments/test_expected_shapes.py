@@ -87,7 +87,7 @@ def test_results_of_the_forward_pass_are_accepted(simulated, row):
         torch.testing.assert_close(one.cpu(), other)
 
 
-# Tensors of another rank, and what is said of them.
+# Tensors of another rank, and the words of the error.
 RANKS = [
     ("_compute_linear_combination", (PAIRS, (3,)), "_compute_linear_combination"),
     ("_compute_linear_combination", ((), (2, 3)), "_compute_linear_combination"),

@@ -56,5 +56,5 @@ def test_sync_batch_norm_wants_its_rows_on_a_device(simulated, two_processes):
     with pytest.raises(ValueError, match="expected input tensor to be on GPU or XPU or simgpu"):
         net(torch.ones(2, 3, 4))
     rows = torch.randn(2, 3, 4)
-    alone = nn.BatchNorm1d(3)(rows)  # the other process has the same rows: so has their mean
-    torch.testing.assert_close(net(rows.to(simulated[1])).cpu(), alone)
+    single = nn.BatchNorm1d(3)(rows)  # the other process has the same rows: so has their mean
+    torch.testing.assert_close(net(rows.to(simulated[1])).cpu(), single)

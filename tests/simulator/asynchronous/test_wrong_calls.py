@@ -62,7 +62,7 @@ SINGULAR = {
     size=st.integers(1, 3),
 )
 @example(name="inv", batch=[], size=2)
-@example(name="inv_ex", batch=[], size=1)  # of ones, a matrix is regular in this size alone
+@example(name="inv_ex", batch=[], size=1)  # of ones, a matrix is regular only in this size
 @example(name="lu_factor_ex", batch=[], size=1)
 def test_the_host_waits_for_whether_a_matrix_was_singular(name, batch, size):
     """As on a GPU: the call itself says so, and the device is not lost."""

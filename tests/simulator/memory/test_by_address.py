@@ -12,7 +12,7 @@ from tests.support.interrupts import Interrupt, Interrupter
 
 LAST = 24
 BEGINS = st.integers(0, 3) | st.integers(0, LAST)  # some more than once
-# 0 is for no interrupt; the second of `remove` and the fourth of `put` leave an address alone.
+# 0 is for no interrupt; the second of `remove` and the fourth of `put` leave an address as it is.
 MOMENTS = st.sampled_from([0, 2, 4, 2, 4, 1, 3])
 
 

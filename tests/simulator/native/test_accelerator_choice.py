@@ -54,13 +54,13 @@ def named(name, run):
 
 
 @given(
-    said=st.none() | st.sampled_from([0, 1, 2]),
+    reported=st.none() | st.sampled_from([0, 1, 2]),
     there=st.booleans(),
     name=st.sampled_from(["python", "pt_autograd_0", "pt_autograd_15", "pt_auto", "", "worker 1"]),
     kind=st.sampled_from([SIMULATED_DEVICE, GPU, CPU]),
 )
 def test_simulated_devices_are_the_accelerator_where_no_gpu_is_meant(
-    answers, said, there, name, kind
+    answers, reported, there, name, kind
 ):
     """A thread's row decides; without a word in it, whether there are devices, but for autograd."""
     is_registered, is_accelerator, set_row = answers
@@ -68,8 +68,8 @@ def test_simulated_devices_are_the_accelerator_where_no_gpu_is_meant(
 
     def ask():
         row = (ctypes.c_int64 * (WORD + 1))()
-        if said is not None:
-            row[WORD] = said
+        if reported is not None:
+            row[WORD] = reported
             set_row(ctypes.addressof(row))
         try:
             return is_registered(), is_accelerator(kind)
@@ -82,8 +82,8 @@ def test_simulated_devices_are_the_accelerator_where_no_gpu_is_meant(
     finally:
         accelerator_choice.set_devices_exist(outer)
     of_autograd = name.startswith("pt_autograd")
-    assert registered == (said == 2 if said else there and not of_autograd)
-    assert accelerator == (0 if (said, kind) == (1, SIMULATED_DEVICE) else STOCK_ANSWER)
+    assert registered == (reported == 2 if reported else there and not of_autograd)
+    assert accelerator == (0 if (reported, kind) == (1, SIMULATED_DEVICE) else STOCK_ANSWER)
 
 
 @pytest.mark.parametrize("function", [IS_REGISTERED, IS_ACCELERATOR])

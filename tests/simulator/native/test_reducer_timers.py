@@ -1,4 +1,4 @@
-"""The Reducer's table of timers: read as it is, left alone where it is another, and used by DDP."""
+"""The Reducer's table of timers: read as it is, untouched where it is another, and used by DDP."""
 
 import ctypes
 

@@ -101,7 +101,7 @@ def test_a_state_holds_every_offset_and_the_last_is_followed_by_the_first(seed, 
     assert (other.initial_seed(), other.get_offset()) == (seed, offset)
     assert other.take(increment) == (seed, offset // 4)
     assert other.get_offset() == (offset + (increment + 3) // 4 * 4) % 2**64
-    other.set_state(state[:8])  # a seed alone
+    other.set_state(state[:8])  # only a seed
     assert (other.initial_seed(), other.get_offset()) == (seed, 0)
 
 

@@ -1,4 +1,4 @@
-"""Time in a schedule: it goes on, no wait is shorter than it said, and no time-out hides others."""
+"""Time in a schedule: it goes on, no wait is shorter than asked, and no time-out hides others."""
 
 import queue
 import threading

@@ -75,11 +75,11 @@ def test_memory_of_earlier_devices_is_none_of_later_ones(size, made, count, data
     with simgpu.devices(count) as devices:
         assert [torch.simgpu.memory_allocated(device) for device in devices] == [0] * count
         total = kept[0] + 1
-        alone = torch.simgpu.memory_allocated(devices[slot])
-        assert 0 < alone == torch.ones(size).nbytes + -torch.ones(size).nbytes % 512
+        single = torch.simgpu.memory_allocated(devices[slot])
+        assert 0 < single == torch.ones(size).nbytes + -torch.ones(size).nbytes % 512
         kept.clear()
-        assert torch.simgpu.memory_allocated(devices[slot]) == alone
-        assert world.active_devices[slot].allocated == alone
+        assert torch.simgpu.memory_allocated(devices[slot]) == single
+        assert world.active_devices[slot].allocated == single
         assert total.tolist() == [3.0] * size
 
 

@@ -94,7 +94,7 @@ def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
 
 @given(n=st.integers(2, 3), data=st.data(), count=st.sampled_from((1, 1000)), op=st.booleans())
 def test_a_collective_moves_what_its_root_has(n, data, count, op):
-    """The other ranks know of their own part alone, whoever comes first."""
+    """The other ranks know only their own part, whichever comes first."""
     root = data.draw(st.integers(0, n - 1))
 
     def rank(number):
@@ -137,7 +137,7 @@ def test_a_step_of_data_parallelism_waits_for_its_collectives():
     assert min(marks.values()) >= max(span.end for span in reductions)
 
 
-def kernels_of_backward(layers, width, megabytes, links, alone):
+def kernels_of_backward(layers, width, megabytes, links, single):
     """When each kernel of a backward pass of rank 0 begins and ends, from its beginning on."""
     begin = []
 
@@ -153,7 +153,7 @@ def kernels_of_backward(layers, width, megabytes, links, alone):
         loss.backward()
 
     with simgpu.as_cuda(2), simgpu.clock("A100", links) as clock:
-        if alone:  # as in a process of its own: the other rank comes when it comes
+        if single:  # as in a process of its own: the other rank comes when it comes
             distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
             rank(0)
             distributed.destroy_process_group()
@@ -173,17 +173,17 @@ def kernels_of_backward(layers, width, megabytes, links, alone):
     width=st.sampled_from([256, 512]),
     megabytes=st.integers(1, 3),
     speeds=st.lists(st.floats(1e8, 1e11), min_size=2, max_size=2, unique=True),
-    alone=st.booleans(),
+    single=st.booleans(),
 )
 def test_sums_of_gradients_hold_up_no_kernel_of_the_backward_pass(
-    layers, width, megabytes, speeds, alone
+    layers, width, megabytes, speeds, single
 ):
     """However slow the links are: what waits for them comes after it."""
     one, other = (
         kernels_of_backward(
             *(layers, width, megabytes),
             [(0, "host", speed), (1, "host", speed)],
-            alone,
+            single,
         )
         for speed in speeds
     )

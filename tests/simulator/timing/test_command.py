@@ -103,7 +103,7 @@ dist.destroy_process_group()
 
 @pytest.mark.full
 def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
-    """A rank alone would wait for the others, for as long as its group has patience."""
+    """A single rank would wait for the others, for as long as its group has patience."""
     (tmp_path / "train.py").write_text(RANKS, encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     reported = ["-m", "simgpu", "run", "--devices", "2", "--clock", "A100", "--summary", "train.py"]
@@ -139,7 +139,7 @@ ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
     reported=st.tuples(ALONE, st.just(True)) | st.tuples(ONE_OF_SEVERAL, st.just(False)),
 )
 def test_only_a_single_process_is_run_again(reported):
-    environment, alone = reported
+    environment, single = reported
     said, commands = io.StringIO(), []
 
     def run(command, **_):
@@ -154,10 +154,10 @@ def test_only_a_single_process_is_run_again(reported):
         assert clock.start() is None
         atexit.unregister(clock._end)
         clock._end()
-    assert len(commands) == (3 if alone else 0)
-    whose = "" if alone else f"rank {environment['RANK']} of {environment['WORLD_SIZE']}\n"
+    assert len(commands) == (3 if single else 0)
+    whose = "" if single else f"rank {environment['RANK']} of {environment['WORLD_SIZE']}\n"
     assert said.getvalue().startswith(f"{whose}estimate for 2 x A100")
-    assert ("not run again" in said.getvalue()) == (not alone)
+    assert ("not run again" in said.getvalue()) == (not single)
 
 
 @given(until=st.integers(0, 4))

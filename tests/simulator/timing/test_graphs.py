@@ -1,4 +1,4 @@
-"""A replayed graph is one launch, and its kernels wait for each other alone."""
+"""A replayed graph is one launch, and its kernels wait only for each other."""
 
 from collections import defaultdict
 

@@ -1,6 +1,6 @@
 """accelerate spreads a tiny GPT-2 over all GPUs, and one part of it over the host as well.
 
-First through transformers' `device_map="auto"`, then through accelerate alone, with memory limits
+First through transformers' `device_map="auto"`, then through accelerate only, with memory limits
 that leave the end of the model on the host, from where each call fetches it.
 """
 

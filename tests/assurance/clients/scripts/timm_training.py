@@ -45,12 +45,12 @@ for epoch in range(6):
 dispatch_clip_grad(parallel.parameters(), 1.0, mode="agc")
 parallel.eval()
 with torch.no_grad():
-    together, alone = parallel(images), model(images)
+    together, single = parallel(images), model(images)
     features = model.forward_features(images[:2])
 report = {
     "wrapper": type(parallel).__module__,
     "losses": losses,
-    "close": torch.allclose(together, alone, atol=1e-5),
+    "close": torch.allclose(together, single, atol=1e-5),
     "top1": accuracy(together, labels)[0].item(),
     "averaged_on": str(next(averaged.module.parameters()).device),
     "features": list(features.shape),
