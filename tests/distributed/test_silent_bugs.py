@@ -208,6 +208,8 @@ def correct_script(rank):
         sampler.set_epoch(epoch)
         for (x,) in DataLoader(data, batch_size=2, sampler=sampler):
             model(x.cuda()).backward()
+    in_order = DistributedSampler(data, shuffle=False)
+    assert [*in_order] == [*in_order]
     if rank == 0:
         torch.save(model.state_dict(), "checkpoint.pt")
         torch.save(model.state_dict(), "checkpoint.pt")

@@ -114,6 +114,10 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     mended = suite.simgpu(*command[3:])
     assert mended.returncode == 0
     assert mended.stdout.splitlines()[-1] == f"{failure['property']} passes now"
+    suite(BROKEN.replace("some = ", "data.draw(st.binary(min_size=99)); some = "))
+    unfit = suite.simgpu(*command[3:])  # of an example that the property has no more
+    assert unfit.returncode == 1
+    assert "passes now" not in unfit.stdout
     suite(BROKEN)
 
     (suite.folder / "test_regression.py").write_text(failure["test"])
