@@ -58,14 +58,20 @@ def outside(values: Tensor, low: int, high: int) -> int | None:
     return int(values[(values < low) | (values > high)][0])
 
 
-def few_dims(arguments: dict[str, Any], past: str = "", sorts: bool = False) -> None:
+def few_dims(
+    arguments: dict[str, Any],
+    past: str = "",
+    sorts: bool = False,
+    only: Callable[[dict[str, Any]], bool] | None = None,
+) -> None:
     """As many dimensions as CUDA's kernels have room for (ATen/cuda/detail/TensorInfo.cuh).
 
     They have no room for 25, unless there is nothing to compute; operators that ask for more than
-    25 themselves say so in `past`. What sorts (`sorts`) does nothing along one element.
+    25 themselves say so in `past`. What sorts (`sorts`) does nothing along one element. `only` says
+    which calls have such a kernel.
     """
     x: Tensor = arguments["self" if "self" in arguments else "input"]
-    if x.dim() < 25:
+    if x.dim() < 25 or (only is not None and not only(arguments)):
         return
     if sorts and (not x.numel() or x.shape[arguments.get("dim", -1)] == 1):
         return

@@ -44,21 +44,14 @@ _WITH_TENSOR_TYPE = (
 )
 # Names that C++ gives to dtypes, where they are not those of Python with a capital letter.
 _NAMES = {
-    torch.bfloat16: "BFloat16",
-    torch.complex128: "ComplexDouble",
+    **{
+        dtype: storage.removesuffix("Storage")
+        for dtype, storage in torch.storage._dtype_to_storage_type_map().items()
+    },
     torch.complex32: "ComplexHalf",
-    torch.complex64: "ComplexFloat",
-    torch.float16: "Half",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.int8: "Char",
     torch.uint16: "UInt16",
     torch.uint32: "UInt32",
     torch.uint64: "UInt64",
-    torch.uint8: "Byte",
 }
 
 
@@ -143,8 +136,17 @@ class Wider(NamedTuple):
     wider: Dtypes
 
     def applied(self, op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
-        """What calls `stock` with wider tensors."""
-        return partial(_compute, stock, self.wider, schema_of(op))
+        """What calls `stock` with wider tensors if the first one is narrow."""
+        schema = schema_of(op)
+
+        def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+            narrow = args[0].dtype
+            if narrow not in self.wider:
+                return stock(keys, *args, **kwargs)
+            dtypes = AfterRefusal(self.wider, _BACK[narrow])
+            return _in_wider(stock, dtypes, schema, keys, args, kwargs)
+
+        return run
 
 
 class AfterRefusal(NamedTuple):
@@ -193,21 +195,6 @@ def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
     return None if wider is None else wider.applied(op, stock)
 
 
-def _compute(
-    stock: HostCode,
-    wider: Dtypes,
-    schema: Schema,
-    keys: torch._C.DispatchKeySet,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Call `stock` with wider tensors if its first argument is narrow, and round the results."""
-    narrow = args[0].dtype
-    if narrow not in wider:
-        return stock(keys, *args, **kwargs)
-    return _in_wider(stock, AfterRefusal(wider, _BACK[narrow]), schema, keys, args, kwargs)
-
-
 def _asking_first(stock: HostCode, otherwise: HostCode) -> HostCode:
     """`stock`, and `otherwise` once it has refused: the first costs hardly anything."""
 
@@ -216,17 +203,12 @@ def _asking_first(stock: HostCode, otherwise: HostCode) -> HostCode:
             return stock(keys, *args, **kwargs)
         except NotImplementedError as error:
             refusal = error  # having written nothing
-        return _once_refused(refusal, otherwise, keys, args, kwargs)
+        try:
+            return otherwise(keys, args, kwargs)
+        except NotImplementedError:  # which has no dtype for it either
+            raise refusal from None
 
     return run
-
-
-def _once_refused(refusal: NotImplementedError, otherwise: HostCode, *call: Any) -> Any:
-    """What `otherwise` makes of a call, or the first refusal if that has no dtype for it either."""
-    try:
-        return otherwise(*call)
-    except NotImplementedError:
-        raise refusal from None
 
 
 def _in_wider(

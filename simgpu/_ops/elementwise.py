@@ -158,16 +158,9 @@ def _laid_out_alike(one: Tensor, other: Tensor) -> bool:
         return False
     if one.is_contiguous() and other.is_contiguous():
         return True
-    places, others = (
-        [(step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size != 1]
-        for t in (one, other)
-    )
-    expected = 1
-    for step, size in sorted(places):
-        if step != expected:
-            return False
-        expected *= size
-    return places == others
+    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
+    alike = all(mine == its for size, mine, its in steps if size != 1)
+    return alike and bool(torch.ops.aten.is_non_overlapping_and_dense(one))
 
 
 for _name in ("adagrad", "adam", "adamw", "sgd"):

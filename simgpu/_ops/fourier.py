@@ -16,6 +16,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from simgpu._core.launch import HOST_KEYS
+from simgpu._ops.calls import schema_of
 from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, Wider, name_of
 from simgpu._ops.table import HostCode, PythonKernel, row
 
@@ -46,8 +47,8 @@ def _kernel(name: str) -> PythonKernel:
         if name not in _OF_REAL:
             return call(self.to(torch.complex32), *args, **kwargs)
         call(self.to("meta"), *args, **kwargs)  # says what is wrong with the arguments
-        given = dict(zip((a.name for a in call._schema.arguments[1:]), args, strict=False))
-        return _of_halves(name, self, **{**given, **kwargs})
+        given = schema_of(call).named((self, *args), kwargs)
+        return _of_halves(name, given.pop("self"), **given)
 
     return run
 

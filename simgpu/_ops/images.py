@@ -22,23 +22,19 @@ row("native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle", kind="pytorch"
 # Pooling
 
 
-def adaptive_avg_pool_backward(arguments: dict[str, Any], dims: int) -> None:
-    """As many images and channels in the gradient as in the input; the kernel counts the one's."""
+def avg_pool_backward(arguments: dict[str, Any], adaptive: int = 0) -> None:
+    """As many images and channels in the gradient as in the input; the kernel looks at neither.
+
+    `adaptive` is the number of dimensions that an adaptive operator pools.
+    """
     grad, input = arguments["grad_output"], arguments["self"]
+    dims = adaptive or len(arguments["kernel_size"])
     fits = grad.dim() == input.dim() and grad.shape[:-dims] == input.shape[:-dims]
-    if not fits or 0 in input.shape[-dims:]:
+    if not fits or (adaptive and 0 in input.shape[-dims:]):
         raise RuntimeError(
-            f"the gradient of adaptive_avg_pool{dims}d, of shape {tuple(grad.shape)}, does not go "
-            f"with an input of shape {tuple(input.shape)}"
+            f"the gradient of {'adaptive_' if adaptive else ''}avg_pool{dims}d, of shape "
+            f"{tuple(grad.shape)}, does not go with an input of shape {tuple(input.shape)}"
         )
-
-
-def avg_pool_backward(arguments: dict[str, Any]) -> None:
-    """As many images and channels in the gradient as in the input; the kernel looks at neither."""
-    grad, input = arguments["grad_output"], arguments["self"]
-    dims = len(arguments["kernel_size"])
-    if grad.dim() != input.dim() or grad.shape[:-dims] != input.shape[:-dims]:
-        refuse(f"avg_pool{dims}d's backward pass", arguments, "grad_output", "self")
 
 
 @reads_values
@@ -74,7 +70,7 @@ for _dims in (2, 3):
     _name = f"_adaptive_avg_pool{_dims}d_backward"
     row(
         _name,
-        checks=(partial(adaptive_avg_pool_backward, dims=_dims),),
+        checks=(partial(avg_pool_backward, adaptive=_dims),),
         nondeterministic=(f"{_name[1:]}_cuda", None),
     )
     row(f"adaptive_max_pool{_dims}d", none_if_empty=True)

@@ -201,12 +201,6 @@ def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
 # Rows and checks
 
 
-def _few_dims_of_chances(arguments: dict[str, Any]) -> None:
-    """`few_dims` of what draws by a tensor of chances, not by one number."""
-    if isinstance(arguments.get("p"), torch.Tensor):
-        few_dims(arguments)
-
-
 def _chances(self: torch.Tensor, p: torch.Tensor, **_: Any) -> None:
     if not p.is_floating_point() and self.numel():
         raise RuntimeError(
@@ -242,7 +236,11 @@ row(
 row("randn[.generator]", make=partial(_drawing_new, name="normal_"))
 row("randperm", dtypes=_randperm)
 row("bernoulli[_].Tensor[_out]", dtypes=_chances)
-row("bernoulli_", checks=(_few_dims_of_chances,))
+# Where chances are a tensor, not one number.
+row(
+    "bernoulli_",
+    checks=(partial(few_dims, only=lambda call: isinstance(call.get("p"), torch.Tensor)),),
+)
 row("binomial", no_cpu_numbers={"count": "", "prob": ""})
 row("poisson", "_standard_gamma", checks=(few_dims,))
 row("_sample_dirichlet", "_standard_gamma", "_standard_gamma_grad", wider=Wider(HALVES))

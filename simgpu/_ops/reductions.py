@@ -110,12 +110,6 @@ def _median(
         return stock(keys, self.to(torch.uint8)).to(torch.bool)
 
 
-def _few_dims_along_one(arguments: _Call, past: str) -> None:
-    """`few_dims` of operators with an overload for all elements, which takes any dimensions."""
-    if "dim" in arguments:
-        few_dims(arguments, past)
-
-
 def _of_one(call: _Call) -> Any:
     """A copy of a tensor of one element."""
     return call["self"].clone() if call["self"].numel() == 1 else None
@@ -151,7 +145,11 @@ row(
     "nanmedian",
     host=_median,
     checks=(
-        partial(_few_dims_along_one, past="median() cannot operate on more than 25 dimensions"),
+        partial(
+            few_dims,
+            past="median() cannot operate on more than 25 dimensions",
+            only=lambda call: "dim" in call,
+        ),
     ),
     nondeterministic=("median CUDA with indices output", lambda call: "dim" in call),
     returns_early=_of_one,

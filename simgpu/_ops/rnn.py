@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simgpu._core import world
-from simgpu._core.device import Allocation
 from simgpu._core.launch import HOST_KEYS, Kernel, launch
 from simgpu._core.out_of_memory import raise_out_of_memory
 from simgpu._memory.ownership import adopt
 from simgpu._native.relabel import host_alias
 from simgpu._ops import autocast
-from simgpu._ops.calls import overload
+from simgpu._ops.calls import overload, schema_of
 from simgpu._ops.checks import reads_values
 from simgpu._ops.from_schema import Call, computed_by_name
 from simgpu._ops.rules import checked_composite
@@ -71,26 +71,22 @@ class _Layout:
     def __init__(self, op: torch._ops.OpOverload, arguments: Sequence[Any]) -> None:
         self.graph = False  # whether the host keeps a graph of the call
         self.trains = True
-        self._arguments = list(arguments)
-        self._moved = [
-            argument.name != "batch_sizes" and isinstance(value, (Tensor, list, tuple))
-            for argument, value in zip(op._schema.arguments, arguments, strict=True)
-        ]
-        moved = [value for value, is_moved in zip(arguments, self._moved, strict=True) if is_moved]
-        self._sizes = [None if isinstance(value, Tensor) else len(value) for value in moved]
+        self._leaves, self._spec = tree_flatten([*arguments])
+        given = zip(schema_of(op).names, arguments, strict=True)
+        sizes = next((value for name, value in given if name == "batch_sizes"), None)
         self.tensors: list[Tensor] = []
-        for value in moved:
-            self.tensors += [value] if isinstance(value, Tensor) else value
+        self._places = []
+        for place, leaf in enumerate(self._leaves):
+            if isinstance(leaf, Tensor) and leaf is not sizes:
+                self.tensors.append(leaf)
+                self._places.append(place)
 
     def arguments(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The arguments of the call with these tensors in place of its own."""
-        rest, sizes = iter(tensors), iter(self._sizes)
-        filled = []
-        for value, is_moved in zip(self._arguments, self._moved, strict=True):
-            size = next(sizes) if is_moved else 0
-            one = next(rest) if size is None else [next(rest) for _ in range(size)]
-            filled.append(one if is_moved else value)
-        return filled
+        leaves = [*self._leaves]
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        return tree_unflatten(leaves, self._spec)  # type: ignore[no-any-return]
 
 
 class _Layer(torch.autograd.Function):
@@ -154,16 +150,11 @@ class _Kept:
     def __init__(self, index: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         self.index, self.inputs, self.outputs = index, inputs, outputs
         # cuDNN's reserve: the activations of all steps, about what the outputs take for each gate.
-        nbytes = 4 * sum(output.nbytes for output in outputs)
-        self.reserve = _reserve(index, (nbytes + 511) & -512)
-
-
-def _reserve(index: int, nbytes: int) -> Allocation:
-    device = world.device(index)
-    allocation = device.allocate(nbytes)
-    if allocation is None:
-        raise_out_of_memory(device, nbytes)
-    return allocation
+        nbytes = (4 * sum(output.nbytes for output in outputs) + 511) & -512
+        device = world.device(index)
+        self.reserve = device.allocate(nbytes)
+        if self.reserve is None:
+            raise_out_of_memory(device, nbytes)
 
 
 def _fresh(result: Tensor) -> Tensor:
@@ -198,7 +189,7 @@ def _check_states(given: Tensor | Sequence[Tensor], input: Tensor) -> None:
 
 def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     step_by_step = op._handle.redispatch_boxed
-    names = [argument.name for argument in op._schema.arguments]
+    names = schema_of(op).names
     kernel = Kernel(op, lambda _, hosts, layout: _host_forward(op, hosts, layout))
 
     def run(keys: _Keys, *args: Any, **kwargs: Any) -> Any:
