@@ -4,6 +4,7 @@ naming          the name of the device type; "3 devices" in messages
 patching        tables of replaced attributes, applied and undone
 frames          which line of the program asked; what each thread is running
 interrupts      Ctrl-C that waits, or that ends a fuzzing campaign
+progress        a line about long work, on a terminal
 thread_rows     one row of numbers for each thread, which machine code reads
 
 May import: nothing but the standard library.

@@ -23,6 +23,7 @@ from simgpu._explore.training_state import (
     no_garbage_collection,
     same,
 )
+from simgpu._util.progress import counted
 from simgpu.errors import (
     DeviceLostError,
     InjectedFaultError,
@@ -158,7 +159,8 @@ def sweep(
         reference, kept_by_all, count = _reference(steps, kind)
         threads = threading.active_count()
         points = []
-        for number in range(count) if at is None else _numbers(at, count):
+        numbers = list(range(count)) if at is None else _numbers(at, count)
+        for number in counted(numbers, len(numbers), "sweep: failure"):
             step, before = steps.begin()
             at_rest = [now + more for now, more in zip(_bytes(), kept_by_all, strict=True)]
             attempt = _Attempt(step, before, kind, number)

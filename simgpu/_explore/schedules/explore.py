@@ -38,6 +38,7 @@ from simgpu._explore.schedules.tokens import (
 )
 from simgpu._explore.training_state import State, find_state, host_copy, no_garbage_collection, same
 from simgpu._util.patching import Patches
+from simgpu._util.progress import counted
 from simgpu.errors import ScheduleError
 
 # `simgpu.schedule`: a block whose threads run one at a time, in an order that a seed decides.
@@ -289,7 +290,7 @@ def _explored(
         before.restore()
         return attempt
 
-    runs = list(tried(run, n, strategy, seed))
+    runs = list(counted(tried(run, n, strategy, seed), n, "schedule"))
     if runs[-1].problem:
         runs[-1] = shortened(run, runs[-1])
     return ScheduleReport(runs)
