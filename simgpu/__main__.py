@@ -13,12 +13,26 @@ from collections.abc import Sequence
 
 from simgpu._cli import compare, fuzz, info, run
 
+EXAMPLES = """examples:
+  Run a CUDA program, unchanged, on 4 simulated GPUs:
+    %(prog)s run --devices 4 train.py
+  Run a test suite that was written for CUDA:
+    pytest --as-cuda --device-count 4
+  Search for inputs that break the hypothesis tests in a folder:
+    %(prog)s fuzz --minutes 5 tests
+"""
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the reader of the command line, with all commands."""
     prog = "python -m simgpu" if sys.argv[0].endswith("__main__.py") else "simgpu"
-    root = argparse.ArgumentParser(prog=prog, description="Simulated GPUs for PyTorch programs.")
-    commands = root.add_subparsers(dest="command", required=True)
+    root = argparse.ArgumentParser(
+        prog=prog,
+        description="Run and test PyTorch programs for several GPUs on a machine without GPUs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (run, fuzz, compare, info):
         command.add_arguments(commands)
     for command_parser in commands.choices.values():
@@ -28,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     program: list[str] = []
     if words[:1] == ["run"]:
         words[1:], program = run.cut(words[1:])

@@ -64,5 +64,5 @@ def missing_packages(what: str, needed: Mapping[str, str]) -> bool:
     """
     missing = [package for name, package in needed.items() if not importlib.util.find_spec(name)]
     if missing:
-        print(f"{what} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        print(f"{what} needs {', '.join(missing)}: pip install {' '.join(missing)}")
     return bool(missing)

@@ -18,11 +18,18 @@ NEEDED = {"hypothesis": "hypothesis", "pytest": "pytest"}
 def add_arguments(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
-        help="replay recordings of hardware on simulated devices, and report",
-        description="Replay recordings of what GPUs did, and print how many cases agreed. For a "
-        "clone of the repository, whose tests have the recordings and what replays them.",
+        help="compare recordings of real GPUs with simulated devices",
+        description="Run recorded cases on simulated devices, and print how many results are the "
+        "same as on the real GPU. Works only in a clone of the repository, which has "
+        "the recordings.",
     )
-    compare.add_argument("files", nargs="+", type=Path, metavar="FILE", help="tests/recordings/...")
+    compare.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a recording, such as tests/recordings/pytorch_tutorial.json",
+    )
     compare.set_defaults(start=start)
 
 

@@ -32,45 +32,48 @@ def add_arguments(commands: Any) -> None:
 def _add_fuzz(commands: Any) -> None:
     fuzz = commands.add_parser(
         "fuzz",
-        help="look for batches and devices that break a property",
-        description="Run the hypothesis properties of a suite on ever new examples, and write a "
-        "report. Ends with 1 if any of them failed.",
+        help="search for inputs that break the hypothesis tests of a suite",
+        description="Run the hypothesis tests of a suite on new examples until the time is up, and "
+        "write a report. The exit status is 1 if a test failed.",
     )
     length = fuzz.add_mutually_exclusive_group()
     length.add_argument(
         "--minutes",
         type=at_least(float, 0.001),
         metavar="M",
-        help="of running, not counting the collection of the tests (default: 1)",
+        help="how long to run the tests, without the time to collect them (default: 1)",
     )
     length.add_argument(
-        "--examples", type=at_least(int, 1), metavar="N", help="for each property, once"
+        "--examples",
+        type=at_least(int, 1),
+        metavar="N",
+        help="number of examples of each test, in place of a time",
     )
     fuzz.add_argument(
         "--jobs",
         type=at_least(int, 1),
         default=os.cpu_count() or 1,
         metavar="J",
-        help="processes (default: one per core)",
+        help="number of processes (default: one per core)",
     )
     fuzz.add_argument(
         "-k",
         dest="keyword",
         metavar="EXPRESSION",
-        help="only properties whose names it fits, as in pytest",
+        help="run only the tests whose names match, as in pytest",
     )
     fuzz.add_argument(
         "--schedules",
         action="store_true",
-        help="also draw the order of threads for each example (simgpu.schedule)",
+        help="also vary the order of threads in each example (see simgpu.schedule)",
     )
     fuzz.add_argument(
         "--report",
         default=Path("fuzz-report.html"),
         metavar="FILE",
         type=output_file,
-        help="path of the page; the same report as JSON is beside it, ending in .json "
-        "(default: fuzz-report.html)",
+        help="path of the HTML report; the same report as JSON is written beside it, with the "
+        "suffix .json (default: fuzz-report.html)",
     )
     fuzz.add_argument(
         "paths",
@@ -86,27 +89,27 @@ def _add_fuzz(commands: Any) -> None:
 def _add_replay(commands: Any) -> None:
     replay = commands.add_parser(
         "replay",
-        help="run one failing example of a report again",
-        description="Run one failing example again, with pytest's own output. A report has the "
-        "whole command for each of its failures.",
+        help="run one failing example of a fuzz report again",
+        description="Run one failing example again, and show the output of pytest. The report has "
+        "the full command for each failure.",
     )
     replay.add_argument(
         "property",
         metavar="PROPERTY",
-        help="the property's node id, such as tests/test_it.py::test_it; or nothing but the token "
-        "of a schedule, if a test has failed under it in this folder",
+        help="node id of the test, such as tests/test_it.py::test_it; or only the token of a "
+        "schedule, if a test in this folder has failed with it",
     )
     replay.add_argument(
         "blob",
         nargs="?",
         metavar="CODE",
-        help="the example, as the report has it (default: what the database has), or the token "
-        "of a schedule",
+        help="code of the example in the report (default: the example in the database), or the "
+        "token of a schedule",
     )
     replay.add_argument(
         "--schedules",
         action="store_true",
-        help="the example comes from a campaign with --schedules",
+        help="the example was found by `simgpu fuzz --schedules`",
     )
     _add_devices_and_database(replay)
     replay.set_defaults(start=start_replay)
@@ -114,22 +117,22 @@ def _add_replay(commands: Any) -> None:
 
 def _add_devices_and_database(command: argparse.ArgumentParser) -> None:
     for name, of in (
-        ("--devices", "simulated devices, or one number"),
-        ("--ranks", "ranks of a world of simgpu.ranks"),
+        ("--devices", "simulated devices"),
+        ("--ranks", "ranks, for tests that use simgpu.ranks"),
     ):
         command.add_argument(
             name,
             type=device_range,
             default=(1, 8),
             metavar="1..8",
-            help=f"the fewest and the most {of} (default: 1..8)",
+            help=f"smallest and largest number, or one number, of {of} (default: 1..8)",
         )
     command.add_argument(
         "--database",
         default=sessions.DEFAULT_DATABASE,
         metavar="WHERE",
-        help="where examples are kept: a folder, which machines may share, or redis://... "
-        f"(default: {sessions.DEFAULT_DATABASE})",
+        help="where hypothesis keeps its examples: a folder (machines may share it), or "
+        f"redis://... (default: {sessions.DEFAULT_DATABASE})",
     )
 
 

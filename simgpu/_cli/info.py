@@ -104,8 +104,9 @@ def _plugin() -> str:
 def add_arguments(commands: Any) -> None:
     info = commands.add_parser(
         "info",
-        help="list what is installed and what works here, for a bug report",
-        description="List what is installed and what works here: paste it into a bug report.",
+        help="print versions and what works on this machine, for a bug report",
+        description="Print versions and what works on this machine. Paste the output into a "
+        "bug report.",
     )
     info.set_defaults(start=start)
 

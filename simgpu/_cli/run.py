@@ -21,9 +21,10 @@ from simgpu._util.naming import MAX_DEVICES, STRICT
 def add_arguments(commands: Any) -> None:
     run = commands.add_parser(
         "run",
-        help="run a script in a process with simulated devices",
+        help="run a Python program on simulated GPUs",
         usage="%(prog)s [options] (SCRIPT | - | -m MODULE | -c CODE) [ARGS...]",
-        description="Run a Python program, written for CUDA or not, on simulated GPUs.",
+        description="Run a Python program on simulated GPUs. A program that uses CUDA needs no "
+        "change.",
     )
     _add_options(run)
     _add_program(run)
@@ -66,7 +67,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         "--devices",
         type=device_count,
         metavar="N",
-        help=f"1 to {MAX_DEVICES} (default: SIMGPU_DEVICE_COUNT, or 1)",
+        help=f"number of simulated devices, from 1 to {MAX_DEVICES} "
+        "(default: SIMGPU_DEVICE_COUNT, or 1)",
     )
     for name in ("memory", "model", "rng"):
         run.add_argument(f"--{name}", **ARGUMENTS[name])
@@ -75,15 +77,18 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         dest="name",
         choices=("cuda", "simgpu"),
         default="cuda",
-        help="device type that the script uses: cuda (default; simgpu works too) or simgpu",
+        help="name of the simulated devices in the program: cuda (default; simgpu works too), or "
+        "only simgpu",
     )
     run.add_argument(
-        "--force", action="store_true", help="also where real CUDA is, which is then out of reach"
+        "--force",
+        action="store_true",
+        help="simulate also on a machine with real GPUs, which the program then cannot use",
     )
     run.add_argument(
         "--replace-data-parallel",
         action="store_true",
-        help="replace torch.nn.DataParallel by dataparallel.DataParallel",
+        help="use dataparallel.DataParallel in place of torch.nn.DataParallel",
     )
     _add_watching(run)
 
@@ -94,40 +99,41 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         "--trace",
         type=output_file,
         metavar="FILE",
-        help="write what ran where and when, for Perfetto or Chrome",
+        help="write a timeline of all kernels and copies to FILE, for Perfetto or chrome://tracing",
     )
     run.add_argument(
         "--summary",
         action="store_true",
-        help="print on stderr, per device: kernels, bytes in and out, peak memory, its share of "
-        "the work (bytes written by kernels) and of the batch (bytes that models were called with)",
+        help="print a table on stderr that has for each device the number of kernels, the bytes "
+        "copied in and out, the peak memory, and the share of the work (bytes written by kernels) "
+        "and of the batch (bytes of the inputs of models)",
     )
     run.add_argument(
         "--races",
         action="store_true",
-        help="report on stderr where two streams, or a stream and the host, use the same memory in "
-        "no order, and end with status 1 if anywhere",
+        help="report data races on stderr: memory that two streams, or a stream and the host, use "
+        "without synchronization; the exit status is 1 if there is one",
     )
     run.add_argument(
         "--strict",
         action="store_true",
-        help="warn of bugs that are silent on GPUs too: state that replicas lose, epochs in the "
-        "same order, files that several ranks write (as SIMGPU_STRICT=1)",
+        help="warn about bugs that cause no error on a GPU: state that replicas lose, epochs that "
+        "all have the same order, files that several ranks write (same as SIMGPU_STRICT=1)",
     )
     run.add_argument("--async", dest="lazy", **ARGUMENTS["async"])
     run.add_argument("--async-seed", **ARGUMENTS["async-seed"])
     run.add_argument(
         "--clock",
         metavar="NAME[,NAME...]",
-        help="estimate the time on this GPU, or on one per device: in events, --trace and "
-        "--summary, which then shows where time goes, and runs the program again with other "
-        "numbers of devices",
+        help="estimate the time on this GPU model (or on one model per device); CUDA events, "
+        "--trace and --summary then show estimated time, and --summary also runs the program "
+        "again with other numbers of devices, for a table of speed-ups",
     )
     run.add_argument(
         "--topology",
         metavar="NAME",
-        help="for --clock, how the devices are joined: pcie (default), nvlink, dgx-a100, or "
-        "machines of so many GPUs as 2x8",
+        help="with --clock: how the devices are connected: pcie (default), nvlink, dgx-a100, or "
+        "several machines, such as 2x8 for two machines with 8 GPUs each",
     )
     run.add_argument("--estimate-to", type=output_file, metavar="FILE", help=argparse.SUPPRESS)
 
@@ -139,14 +145,14 @@ def _add_program(run: argparse.ArgumentParser) -> None:
         dest="module",
         nargs=argparse.REMAINDER,
         metavar="MODULE",
-        help="run a module, as `python -m MODULE` does; all that follows is for the module",
+        help="run a module, like `python -m MODULE`; all words after it are its arguments",
     )
     run.add_argument(
         "-c",
         dest="code",
         nargs=argparse.REMAINDER,
         metavar="CODE",
-        help="run this text, as `python -c CODE` does; all that follows is for the program",
+        help="run code, like `python -c CODE`; all words after it are its arguments",
     )
     run.add_argument(
         "script",
@@ -158,7 +164,7 @@ def _add_program(run: argparse.ArgumentParser) -> None:
         "arguments",
         nargs=argparse.REMAINDER,
         metavar="ARGS",
-        help="for the script; options of this command come before SCRIPT",
+        help="arguments of the program; options of this command must come before SCRIPT",
     )
 
 

@@ -72,27 +72,30 @@ def check_rng(rng: str) -> str:
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "memory": {
         "metavar": "SIZE[,SIZE...]",
-        "help": "what each simulated device has, such as 2GiB or 512MiB; with commas one size per "
-        "device (default: SIMGPU_DEVICE_MEMORY, what the model has, or 16GiB)",
+        "help": "memory of each simulated device, such as 2GiB or 512MiB; a comma-separated list "
+        "has one size per device (default: SIMGPU_DEVICE_MEMORY, the memory of the model, or "
+        "16GiB)",
     },
     "model": {
         "metavar": "NAME[,NAME...]",
-        "help": "GPU model that each simulated device reports, such as A100 or 'H100 SXM'; with "
-        "commas one per device (`simgpu info` lists them; default: SIMGPU_MODEL, or none)",
+        "help": "GPU model that each simulated device reports, such as A100 or 'H100 SXM'; a "
+        "comma-separated list has one model per device; `simgpu info` prints the known models "
+        "(default: SIMGPU_MODEL, or none)",
     },
     "rng": {
         "choices": RNGS,
-        "help": "what draws random numbers there: CUDA's generator (default) or the host's",
+        "help": "random number generator of simulated devices: cuda gives the same numbers as a "
+        "GPU (default), host uses the CPU's generator",
     },
     "async": {
         "action": "store_true",
-        "help": "run kernels and copies of simulated devices when something waits for them, and "
-        "no earlier, as streams of a GPU may: code that forgets to wait computes NaN or old values",
+        "help": "delay kernels and copies of simulated devices until something waits for them, as "
+        "a GPU may; code that forgets to synchronize then reads NaN or old values",
     },
     "async-seed": {
         "type": int,
         "metavar": "SEED",
-        "help": "the same, in a legal order that this number draws",
+        "help": "like --async, but in a random order that a GPU may use; SEED selects the order",
     },
 }
 

@@ -90,7 +90,7 @@ class SessionOptions:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    group = parser.getgroup("simgpu", "devices of the `devices` fixture")
+    group = parser.getgroup("simgpu", "simgpu: devices for tests")
 
     add = functools.partial(_add, group)
     add(
@@ -99,38 +99,39 @@ def add_options(parser: pytest.Parser) -> None:
         type=_kind,
         choices=("auto", "simgpu", "cuda"),
         default="auto",
-        help="real GPUs, simulated ones, or (auto, the default) real ones where there are two",
+        help="kind of devices: real GPUs (cuda), simulated ones (simgpu), or real ones if there "
+        "are at least two (auto, the default)",
     )
     add(
         "--device-count",
         "count",
         type=int,
         metavar="N",
-        help=f"how many devices a test can have (default: {DEFAULT_COUNT}, or the GPUs here)",
+        help=f"number of devices (default: {DEFAULT_COUNT}, or all real GPUs)",
     )
     for name in config_options.VARIABLES:
         arguments = ARGUMENTS[name]
-        short = "" if name == "memory" else f"; also --{name}, where the suite has no such option"
+        short = "" if name == "memory" else f" (or --{name}, unless the suite has such an option)"
         add(f"--device-{name}", name, **{**arguments, "help": arguments["help"] + short})
     add(
         "--oversubscribe",
         "oversubscribe",
         action="store_true",
-        help="N slots that all name cuda:0, so that one real GPU runs multi-device tests",
+        help="use the real GPU cuda:0 as N devices, to run multi-device tests on one GPU",
     )
     add(
         "--gpus-per-worker",
         "per_worker",
         type=int,
         metavar="N",
-        help="real GPUs for each worker of pytest-xdist (default: "
-        f"--device-count, or {DEFAULT_SIZE})",
+        help="number of real GPUs for each worker of pytest-xdist (default: --device-count, or "
+        f"{DEFAULT_SIZE})",
     )
     add(
         "--as-cuda",
         "as_cuda",
         action="store_true",
-        help="name simulated devices cuda, for suites written for CUDA",
+        help="run a suite written for CUDA: its CUDA devices are simulated ones",
     )
     _add_exploring(add)
 
@@ -163,30 +164,29 @@ def _add_exploring(add: Callable[..., None]) -> None:
         "--races",
         "races",
         action="store_true",
-        help="fail a test where two streams, or a stream and the host, use the same memory and "
-        "nothing puts them in order",
+        help="fail a test in which two streams, or a stream and the host, use the same memory "
+        "without synchronization",
     )
     add(
         "--faults",
         "faults",
         choices=("oom",),
-        help="run each test once more for each allocation of simulated memory in it, which fails "
-        "that time (on one test: @pytest.mark.every_oom)",
+        help="run each test again for each of its allocations of device memory, and make that "
+        "allocation fail (for one test: @pytest.mark.every_oom)",
     )
-
     add(
         "--schedules",
         "schedules",
         type=int,
         metavar="N",
-        help="run each test under N schedules of its threads, and a property of hypothesis under "
-        "one that it draws with its examples (on one test: @pytest.mark.schedules(N))",
+        help="run each test with N different orders of its threads; a hypothesis test draws an "
+        "order with each example (for one test: @pytest.mark.schedules(N))",
     )
     add(
         "--schedule",
         "schedule",
         metavar="TOKEN",
-        help="run the tests under the schedule of this token, which a failure has printed",
+        help="run the tests with one order of threads again; a failure prints its token",
     )
     add("--async", "lazy", **ARGUMENTS["async"])
     add("--async-seed", "async_seed", **ARGUMENTS["async-seed"])

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.__main__ import main, parser
-from simgpu._cli import compare, fuzz
+from simgpu._cli import compare, fuzz, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -185,12 +185,27 @@ def commands():
     return subparsers.choices
 
 
-@pytest.mark.parametrize("name", ["run", "fuzz", "replay", "info"])
+@pytest.mark.parametrize("name", ["run", "fuzz", "replay", "compare", "info"])
 def test_every_argument_has_a_help(name):
     command = commands()[name]
     assert command.description
     assert [action.dest for action in command._actions if not action.help] == []
     assert "None" not in command.format_help()
+
+
+def test_without_a_command_there_are_three_examples(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    said = capsys.readouterr().out
+    _, _, examples = said.partition("examples:\n")
+    shown = [line.split() for line in examples.splitlines() if line.startswith("    ")]
+    assert (stop.value.code, len(shown)) == (0, 3)
+    ours = [words for words in shown if words[0] == parser().prog]
+    assert [words[1] for words in ours] == ["run", "fuzz"]
+    for words in ours:  # each is a command line that is understood
+        own, program = run.cut(words[2:]) if words[1] == "run" else (words[2:], [])
+        parser().parse_args([words[1], *own])
+        assert program in ([], ["train.py"])
 
 
 def test_the_console_command_is_that_of_python_m():
@@ -225,7 +240,7 @@ def test_a_command_says_which_packages_are_missing(what, data):
     absent = mock.patch.dict(sys.modules, dict.fromkeys(names))
     with absent, contextlib.redirect_stdout(reported):
         assert main(words) == 4
-    caught = f"{what} needs {' and '.join(missing)}: pip install {' '.join(missing)}\n"
+    caught = f"{what} needs {', '.join(missing)}: pip install {' '.join(missing)}\n"
     assert reported.getvalue() == caught
 
 
