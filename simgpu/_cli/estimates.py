@@ -15,14 +15,20 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from simgpu._profiling import timeline
+from simgpu._util.naming import plural
 
+_now = time.monotonic  # within a schedule it is another clock
 COUNTS = (1, 2, 4, 8)
-AGAIN = "running it again with {} devices, without its output, for a table of them all ...\n"
+AGAIN = (
+    "running it again with {} devices, without its output, for a table of speed-ups: about "
+    "{:.0f} s (Ctrl-C ends it, --no-table leaves it out)\n"
+)
 NOT_AGAIN = (
     "not run again with other numbers of devices: this is one of several ranks; start the launcher "
     "with another number of ranks\n"
@@ -42,7 +48,7 @@ class ClockUntilExit:
         self, options: argparse.Namespace, environment: Mapping[str, str], source: bytes | None
     ) -> None:
         self._options, self._environment, self._source = options, dict(environment), source
-        self._folder, self._process = os.getcwd(), os.getpid()
+        self._folder, self._process, self._began = os.getcwd(), os.getpid(), _now()
         self._ends = contextlib.ExitStack()
         self._estimate: Any = None
 
@@ -70,13 +76,14 @@ class ClockUntilExit:
             self._options.estimate_to.write_text(json.dumps(own), encoding="utf-8")
         elif self._options.summary:
             heading = timeline.heading(self._environment)
-            if heading:  # in one piece: other ranks write there, too
-                sys.stderr.write(f"{heading}{summary}\n{NOT_AGAIN}")
-                return
-            again = ", ".join(str(n) for n in COUNTS if n != count)
-            sys.stderr.write(f"{summary}\n{AGAIN.format(again)}")
-            sys.stderr.flush()
-            sys.stderr.write(scaling_table(self._on_others(count, own)))
+            others = [n for n in COUNTS if n != count]
+            seconds = (_now() - self._began) * len(others)
+            again = AGAIN.format(", ".join(map(str, others)), max(seconds, 1))
+            more = (NOT_AGAIN if heading else again) if self._options.table else ""
+            sys.stderr.write(f"{heading}{summary}\n{more}")  # in one piece: other ranks write, too
+            if more == again:
+                sys.stderr.flush()
+                sys.stderr.write(scaling_table(self._on_others(count, own)))
 
     def _on_others(self, count: int, own: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """The estimate for each number of devices; Ctrl-C ends those that are still to come."""
@@ -84,7 +91,10 @@ class ClockUntilExit:
         with contextlib.suppress(KeyboardInterrupt):
             for n in COUNTS:
                 if n != count:
+                    began = _now()
                     found[n] = self._run_with(n)
+                    sys.stderr.write(f"  {plural(n, 'device')}: ran for {_now() - began:.0f} s\n")
+                    sys.stderr.flush()
         return found
 
     def _run_with(self, count: int) -> dict[str, Any]:

@@ -130,6 +130,12 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         "again with other numbers of devices, for a table of speed-ups",
     )
     run.add_argument(
+        "--no-table",
+        dest="table",
+        action="store_false",
+        help="with --clock and --summary: do not run the program again for the table of speed-ups",
+    )
+    run.add_argument(
         "--topology",
         metavar="NAME",
         help="with --clock: how the devices are connected: pcie (default), nvlink, dgx-a100, or "
@@ -172,7 +178,7 @@ def start(options: argparse.Namespace) -> int:
     """Check what the arguments name, and run the program."""
     program = _program(options)
     _refuse_to_watch_a_launcher(options, program)
-    environment = dict(os.environ)
+    clock = ClockUntilExit(options, os.environ, program.source)
     if options.strict:
         os.environ[STRICT] = "1"
     if options.estimate_to is not None:  # another run, for the table of the first one
@@ -181,7 +187,7 @@ def start(options: argparse.Namespace) -> int:
         options.parser.error("--topology describes the links of --clock: add --clock")
     refusal = make_devices(options) or prepare(program)
     if refusal is None and options.clock is not None:
-        refusal = ClockUntilExit(options, environment, program.source).start()
+        refusal = clock.start()
     if refusal is not None:
         options.parser.error(refusal)
     try:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import tempfile
 from unittest import mock
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._cli import estimates
 from simgpu._cli.estimates import ClockUntilExit, scaling_table
 from simgpu._profiling import timeline
 
@@ -39,7 +41,8 @@ def test_a_script_sees_estimated_time(python, tmp_path):
 def options_of(topology="pcie", model="A100", **given):
     """The options of a command line, whose program was given options of the same names."""
     program = ["program.py", "--devices", "N", "--estimate-to", "FILE"]
-    own = {"clock": model, "topology": topology, "summary": True, "estimate_to": None}
+    own = {"clock": model, "topology": topology, "summary": True, "table": True}
+    own["estimate_to"] = None
     return argparse.Namespace(**{**own, **given}, own=["--force"], program=program)
 
 
@@ -83,6 +86,9 @@ def test_the_program_runs_again_with_other_numbers_of_devices(
     assert [command[6] for command in commands] == ["1", "2", "4"]
     printed = capsys.readouterr().err
     assert printed.startswith("estimate for 8 x A100, nvlink")
+    assert re.search(r"with 1, 2, 4 devices, .*: about 1 s \(Ctrl-C ends it, --no-table", printed)
+    ran = re.findall(r"^  (\d device)s?: ran for 0 s$", printed, re.M)
+    assert ran == ["1 device", "2 device", "4 device"]
     assert "the estimates cover the whole program" in printed
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[-4:]}
     assert rows["2"] == ["4", "s", "2.00"]
@@ -113,6 +119,41 @@ def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
         assert f"rank {rank} of 2\nestimate for 2 x A100" in ran.stderr
     assert ran.stderr.count("not run again with other numbers of devices") == 2
     assert "speed-up" not in ran.stderr
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_the_table_can_be_left_out(simulated, monkeypatch, capsys, environment):
+    monkeypatch.setattr(subprocess, "run", None)
+    clock = ClockUntilExit(options_of(table=False), environment, None)
+    assert clock.start() is None
+    atexit.unregister(clock._end)
+    clock._end()
+    printed = capsys.readouterr().err
+    assert "estimate for 8 x A100" in printed
+    assert "again" not in printed
+
+
+@given(seconds=st.integers(0, 300), count=st.sampled_from([1, 3, 8]))
+def test_the_time_of_the_table_is_said_before(seconds, count):
+    said, runs = io.StringIO(), []
+
+    def run(command, **_):
+        runs.append(said.getvalue())
+        return subprocess.CompletedProcess(command, 1, stderr=b"")
+
+    times = iter([0, *[seconds] * 20])
+    with (
+        simgpu.devices(count),
+        mock.patch.object(subprocess, "run", run),
+        mock.patch.object(estimates, "_now", times.__next__),
+        contextlib.redirect_stderr(said),
+    ):
+        clock = ClockUntilExit(options_of(), {}, None)
+        assert clock.start() is None
+        atexit.unregister(clock._end)
+        clock._end()
+    assert len(runs) == (4 if count == 3 else 3)
+    assert f"about {max(1, seconds * len(runs))} s (" in runs[0]
 
 
 ALONE = st.sampled_from(
