@@ -20,7 +20,7 @@ from simgpu._core import streams, world
 from simgpu._cuda.renaming import CUDA, WHY_RENAMED, WHY_TAKES, renamed, takes_device, to_simgpu
 from simgpu._memory import pinned
 from simgpu._native.layouts import write_word
-from simgpu._ops import attention_rules
+from simgpu._ops import attention
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Patches, Table
 
@@ -90,13 +90,13 @@ PATCHES.add(
     why="keeps its settings in C++ for real CUDA only",
 )
 for _kernel, _number in {
-    "flash": attention_rules.FLASH,
-    "efficient": attention_rules.EFFICIENT,
-    "cudnn": attention_rules.CUDNN,
+    "flash": attention.FLASH,
+    "efficient": attention.EFFICIENT,
+    "cudnn": attention.CUDNN,
 }.items():
     PATCHES.add(
         f"torch.backends.cuda.can_use_{_kernel}_attention",
-        value=functools.partial(attention_rules.can_use, _number),
+        value=functools.partial(attention.can_use, _number),
         optional=True,
         why="a build without CUDA says no of every call",
     )

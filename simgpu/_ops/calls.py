@@ -45,31 +45,29 @@ class NativeFunction(NamedTuple):
 
 
 @functools.cache
-def _table() -> dict[str, NativeFunction]:
+def _entries() -> dict[str, str]:
+    """The entries of the table, by name; none where PyTorch comes without it."""
     try:
         import torchgen  # type: ignore[import-untyped]
 
         path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
         text = path.read_text(encoding="utf-8")
     except (ImportError, OSError):
-        return {}  # a PyTorch without its table: errors are worded as for a plain kernel
-    table = {}
-    for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
-        name = entry.partition("(")[0]
-        table[name] = NativeFunction(
-            structured="structured" in entry,
-            checks_devices="device_check: NoCheck" not in entry,
-            composed="CompositeExplicitAutograd" in entry
-            and "structured" not in entry
-            and re.search(r"^    [\w, ]*\bCUDA\b", entry, re.MULTILINE) is None,
-        )
-    return table
+        return {}
+    entries = re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]
+    return {entry.partition("(")[0]: entry for entry in entries}
 
 
 def native_function(name: str) -> NativeFunction:
     """Facts about operator `name`; a plain kernel's where PyTorch has no entry."""
-    plain = NativeFunction(structured=False, checks_devices=True, composed=False)
-    return _table().get(name, plain)
+    entry = _entries().get(name, "")
+    return NativeFunction(
+        structured="structured" in entry,
+        checks_devices="device_check: NoCheck" not in entry,
+        composed="CompositeExplicitAutograd" in entry
+        and "structured" not in entry
+        and re.search(r"^    [\w, ]*\bCUDA\b", entry, re.MULTILINE) is None,
+    )
 
 
 # Find an operator of aten by its name, and register kernels with PyTorch.

@@ -19,21 +19,6 @@ from simgpu._ops.from_schema import device_kernel
 from simgpu._ops.table import PythonKernel, row
 
 Tensor = torch.Tensor
-
-
-def _moving_average(input: Tensor, dim: int, per_row: bool, buffers: dict[str, Tensor]) -> None:
-    """Ranges to average: one, or one for each channel. Called once there is room for them."""
-    if dim >= input.dim():
-        return  # the kernel says so
-    channels = input.shape[dim] if per_row else 1
-    for name, given in buffers.items():
-        if given.numel() < channels:
-            raise RuntimeError(
-                f"_fused_moving_avg_obs_fq_helper: expected {name} of {channels} numbers, one for "
-                f"each range, got shape {tuple(given.shape)}"
-            )
-
-
 _NAMES = ("running_min", "running_max", "scale", "zero_point")
 
 
@@ -44,13 +29,20 @@ def _fused_observer(observer: torch._ops.OpOverload) -> PythonKernel:
     def run(self: Tensor, observer_on: Tensor, fake_quant_on: Tensor, *given: Any) -> Any:
         buffers, dim = dict(zip(_NAMES, given[:4], strict=True)), given[7]
         per_row = len(given) > 8 and given[8]
-        if per_row and given[0].numel() == 0 and dim < self.dim():
-            channels = self.shape[dim]
-            buffers["running_min"].resize_(channels).fill_(math.inf)
-            buffers["running_max"].resize_(channels).fill_(-math.inf)
-            buffers["scale"].resize_(channels)
-            buffers["zero_point"].resize_(channels)
-        _moving_average(self, dim, per_row, buffers)
+        if dim >= self.dim():
+            return observe(self, observer_on, fake_quant_on, *given)  # which says so
+        ranges = self.shape[dim] if per_row else 1
+        if per_row and given[0].numel() == 0:
+            for name, unset in (("running_min", math.inf), ("running_max", -math.inf)):
+                buffers[name].resize_(ranges).fill_(unset)
+            for name in ("scale", "zero_point"):
+                buffers[name].resize_(ranges)
+        for name, buffer in buffers.items():
+            if buffer.numel() < ranges:
+                raise RuntimeError(
+                    f"_fused_moving_avg_obs_fq_helper: expected {name} of {ranges} numbers, one "
+                    f"for each range, got shape {tuple(buffer.shape)}"
+                )
         return observe(self, observer_on, fake_quant_on, *given)
 
     return run

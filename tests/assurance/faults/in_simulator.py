@@ -266,7 +266,7 @@ REFUSALS = [
     ),
     fault(
         "flash attention takes a mask",
-        "simgpu/_ops/attention_rules:_no_mask",
+        "simgpu/_ops/attention:_no_mask",
         always("attn_mask"),
         "test_masks_and_causal_calls",
     ),
