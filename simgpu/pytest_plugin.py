@@ -87,6 +87,17 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    call = getattr(report, "call", None)
+    if call is not None and call.excinfo is not None:
+        note_want_of_cuda(collector, call.excinfo.value, report)
+    return report
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return header_line(config)
 

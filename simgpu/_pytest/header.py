@@ -115,24 +115,29 @@ _WANTS_CUDA = "simgpu wants cuda"
 _NAMES_CUDA = re.compile(r"cuda|nccl|(?<!sim)gpus?(?![a-z])", re.IGNORECASE)
 
 
-def note_want_of_cuda(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
-    """Note on the report of a test that it was skipped, or has failed, for want of CUDA."""
-    options = read_options(item.config)
+def note_want_of_cuda(
+    node: pytest.Item | pytest.Collector,
+    error: BaseException,
+    report: pytest.TestReport | pytest.CollectReport,
+) -> None:
+    """Note on the report of a test or a module that it was skipped or failed for want of CUDA."""
+    options = read_options(node.config)
     if options.as_cuda or options.kind == "cuda" or hasattr(report, "wasxfail"):
         return
     text = text_of(error)
     wants = any(words in text for words in _NO_CUDA)
     if report.skipped:
-        ours = any(name == WANTED_PROPERTY for name, _ in report.user_properties)
-        wants = not ours and _NAMES_CUDA.search(f"{text} {_decorators(item)}") is not None
+        ours = bool(properties([report], WANTED_PROPERTY))
+        wants = not ours and _NAMES_CUDA.search(f"{text} {_decorators(node)}") is not None
         wants = wants and "real" not in text.split()  # for which simulated ones do not do
     if wants and not _has_cuda():
-        report.user_properties.append((_WANTS_CUDA, report.outcome))
+        noted = [*getattr(report, "user_properties", ()), (_WANTS_CUDA, report.outcome)]
+        vars(report)["user_properties"] = noted  # that of a module has none
 
 
-def _decorators(item: pytest.Item) -> str:
+def _decorators(node: pytest.Item | pytest.Collector) -> str:
     try:
-        return inspect.getsource(getattr(item, "function", None)).partition("def ")[0]  # type: ignore[arg-type]
+        return inspect.getsource(getattr(node, "function", None)).partition("def ")[0]  # type: ignore[arg-type]
     except (OSError, TypeError):
         return ""
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._pytest import header
 from simgpu._pytest.header import _WANTS_CUDA, cuda_lines, hint_for
 from simgpu._pytest.options import DEFAULT_COUNT, SessionOptions
 from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool, use_one_thread
@@ -304,6 +305,26 @@ def test_a_session_without_cuda_says_how_many_tests_wanted_it(pytester, workers)
     result = pytester.runpytest_subprocess(*options, "--as-cuda")
     result.assert_outcomes(passed=4, skipped=3, xpassed=1)
     assert "for want of CUDA" not in result.stdout.str()
+
+
+MODULES = {
+    "failed": "import torch\nNET = torch.nn.Linear(1, 1).cuda()",
+    "skipped": "import pytest\npytest.skip('CUDA is not there', allow_module_level=True)",
+    "": "import pytest\npytest.skip('of another system', allow_module_level=True)",
+}
+
+
+@pytest.mark.parametrize("outcome", MODULES)
+def test_a_module_that_wants_cuda_is_counted(pytester, monkeypatch, outcome):
+    """It makes its model, or skips itself, where it is imported."""
+    monkeypatch.setattr(header, "_has_cuda", lambda: False)
+    pytester.makepyfile(f"{MODULES[outcome]}\n\ndef test_it():\n    pass\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    wanted = f"1 {outcome} for want of CUDA: pytest --as-cuda runs the session *"
+    if outcome:
+        result.stdout.fnmatch_lines([wanted])
+    else:
+        result.stdout.no_fnmatch_line("*for want of CUDA*")
 
 
 @pytest.mark.parametrize(
