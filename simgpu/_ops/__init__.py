@@ -3,10 +3,9 @@
 table           what a row says about an operator; `registry.facts("median")` shows one
 registry        registers a kernel for every operator: begin here
 from_schema     kernels that are made from an operator's schema
-rules, checks, dtypes
-                what a row puts before a kernel
+rules, dtypes   what a row puts before a kernel
 calls           one call: schema, arguments on the host, errors for wrong devices
-attention, copies, dropout, elementwise, fake_quantization, fourier, images, indexing, linalg,
+attention, copies, elementwise, fake_quantization, fourier, images, indexing, linalg,
 losses, norms, products, random, reductions, rnn, sparse_and_nested
                 the families: rows, checks, and kernels written by hand; kernels that change
                 storages are in `simgpu._memory`

@@ -22,9 +22,8 @@ from simgpu._core import world
 from simgpu._core.launch import HOST_KEYS, launch
 from simgpu._memory.ownership import adopt_all
 from simgpu._ops.calls import Arguments, overload
-from simgpu._ops.checks import refuse
-from simgpu._ops.from_schema import Call, KernelMaker, by_name, host_kernel
-from simgpu._ops.random import source_of
+from simgpu._ops.from_schema import Call, KernelMaker, by_name, host_kernel, source_of
+from simgpu._ops.rules import refuse
 from simgpu._ops.table import PythonKernel, row
 from simgpu._random import attention_masks
 from simgpu._random.fill import Source

@@ -146,7 +146,6 @@ class Schema:
 
 @functools.cache
 def schema_of(op: torch._ops.OpOverload) -> Schema:
-    """Those facts, kept."""
     return Schema(op)
 
 
@@ -336,8 +335,6 @@ def _sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
 
 
 class Arguments:
-    """Reads the arguments of one operator's calls."""
-
     __slots__ = (
         "_device_rules",
         "_first_position",

@@ -25,6 +25,8 @@ from torch.autograd.graph import increment_version
 
 from simgpu._core import hooks as core_hooks
 from simgpu._core import streams, world
+from simgpu._core.device import Device
+from simgpu._core.device_generator import check_generator
 from simgpu._core.hooks import ON_COPIES, About, hooks
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, report_written_back
 from simgpu._core.operators import copy_, set_storage, tensors_in, wants_to_resize
@@ -34,9 +36,11 @@ from simgpu._memory.ownership import MANY, adopt, adopt_all, check_memory, on_on
 from simgpu._memory.storages import grow
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import NUMBERS, Arguments, Schema, kept_number, result_picker, schema_of
-from simgpu._ops.dtypes import host_code
-from simgpu._ops.random import Draw, draw_something, random_kernel
+from simgpu._ops.dtypes import host_code, widened
 from simgpu._ops.table import PythonKernel, facts_of
+from simgpu._random.fill import Source
+from simgpu._random.generator_state import Stream
+from simgpu._random.samplers import NEW, SAMPLERS, by_host, random_from_of_host
 from simgpu.errors import DeviceMismatchError, UnsupportedError
 
 # Kernels for operators with `out=` arguments, as in `torch.add(x, y, out=z)`.
@@ -438,6 +442,109 @@ def computed_by_name(compute: Callable[[Any], Any]) -> KernelMaker:
 def as_it_is(op: torch._ops.OpOverload) -> PythonKernel:
     """PyTorch's own code for `op`, which is the same under every key, on the device's tensors."""
     return functools.partial(op._handle.redispatch_boxed, HOST_KEYS)
+
+
+# Kernels for operators with a `generator` argument: `normal_`, `bernoulli`, `multinomial`.
+#
+# They draw from the generator of the tensors' device (`simgpu._core.device_generator`), not from
+# the CPU's. Where that is CUDA's, `simgpu._random` computes what a GPU would; where devices were
+# made with `rng="host"`, the CPU's kernel does, from a CPU generator.
+
+_ANY_INCREMENT = 4  # for operators of other libraries
+
+
+# Operators that look at the caller's generator even where they draw nothing.
+_CHECK_ALWAYS = ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+
+
+def source_of(device: Device, given: torch.Generator | None = None) -> Source | torch.Generator:
+    """What kernels of a device draw from: the generator that was given, or the device's own."""
+    generator = device.generator if given is None else check_generator(given)
+    if isinstance(generator, Stream):
+        return Source(generator, device.resident_threads)
+    return generator
+
+
+class Draw:
+    """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
+        self.sampler = widened(kernel.op, sampler) or sampler
+        self.new = NEW.get(kernel.name)
+        past_floats = kernel.name == "random_.from"
+        self._host = Kernel(kernel.op, random_from_of_host) if past_floats else kernel
+        self._cuda = Kernel(kernel.op, _quietly(self.sampler))
+        self._checks_always = kernel.name.split(".")[0] in _CHECK_ALWAYS
+
+    def choose(
+        self, index: int, given: torch.Generator | None, draws: bool
+    ) -> tuple[Kernel, torch.Generator | Source]:
+        """What to launch on device `index`, and its generator: `given`, or the device's own.
+
+        Where nothing is drawn, few operators look at what was given.
+        """
+        source = source_of(world.device(index), given if draws or self._checks_always else None)
+        return self._cuda if isinstance(source, Source) else self._host, source
+
+
+def _quietly(fill: Callable[..., Any]) -> Callable[..., Any]:
+    """Host code past torch-function modes of the user, which must not see how it computes."""
+
+    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return fill(keys, *args, **kwargs)
+
+    return run
+
+
+def drawing_in_place(kernel: Kernel, reader: Arguments, position: int) -> PythonKernel:
+    """Operators that fill their first argument, the only tensor: `uniform_`, `normal_`."""
+    draw, alias = Draw(kernel), reader.alias
+
+    def run(
+        tensor: Tensor, *args: Any, generator: torch.Generator | None = None, **kwargs: Any
+    ) -> Any:
+        if len(args) >= position:
+            args, generator = args[: position - 1], args[position - 1]
+        index = tensor.get_device()
+        draws = generator is None or tensor.numel() > 0
+        chosen, kwargs["generator"] = draw.choose(index, generator, draws)
+        launch(chosen, index, (alias(tensor), *args), kwargs)
+        return tensor
+
+    return run
+
+
+def draw_something(args: Sequence[Any]) -> bool:
+    """Whether a call draws a number: for a tensor, a size, or as many as its first argument."""
+    for value in args:
+        if isinstance(value, Tensor):
+            return value.numel() > 0
+        if isinstance(value, (list, tuple)):
+            return 0 not in value
+    return not args or args[0] != 0
+
+
+def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Operators that draw: from the device's own generator unless the caller gives one."""
+    schema = schema_of(kernel.op)
+    position = schema.names.index("generator")
+    if schema.written == schema.tensors == [0]:
+        return drawing_in_place(kernel, reader, position)
+    pick = result_picker(kernel.op)
+    draw = Draw(kernel)
+
+    def run(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args, generator = args[:position], args[position]
+        index, host_args, host_kwargs = reader.read(args, kwargs)
+        draws = generator is None or draw_something(args)
+        chosen, source = draw.choose(index, generator, draws)
+        host_kwargs["generator"] = source
+        return pick(launch(chosen, index, host_args, host_kwargs), args, kwargs, index)
+
+    return run
 
 
 # Kernels for operators on lists of tensors: `_foreach_add_` and others, used by optimizers.

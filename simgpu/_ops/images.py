@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from simgpu._native.relabel import host_alias
-from simgpu._ops.checks import expect, outside, reads_values, refuse
 from simgpu._ops.dtypes import FLOATING, HALVES, INTEGERS_AS_DOUBLES, Only, Wider
+from simgpu._ops.rules import expect, outside, reads_values, refuse
 from simgpu._ops.table import HostCode, row
 
 Tensor = torch.Tensor

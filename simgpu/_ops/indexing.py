@@ -15,7 +15,6 @@ import torch
 
 from simgpu._core.launch import HOST_KEYS
 from simgpu._native.relabel import host_alias
-from simgpu._ops.checks import at_most_25_dims, expect, few_dims, outside, reads_values
 from simgpu._ops.dtypes import (
     FLOATING,
     INTEGERS,
@@ -29,6 +28,7 @@ from simgpu._ops.dtypes import (
     type_of,
 )
 from simgpu._ops.from_schema import device_kernel
+from simgpu._ops.rules import at_most_25_dims, expect, expect_within, few_dims, reads_values
 from simgpu._ops.table import PythonKernel, row
 from simgpu._util.naming import visible_text
 from simgpu.errors import DeviceMismatchError
@@ -204,12 +204,7 @@ def embedding_backward(arguments: dict[str, Any]) -> None:
     """Indices are rows of the table; the kernel counts by them if it scales by frequency."""
     indices = host_alias(arguments["indices"])
     if arguments["scale_grad_by_freq"]:
-        high = arguments["num_weights"] - 1
-        wrong = outside(indices, 0, high)
-        if wrong is not None:
-            raise RuntimeError(
-                f"indices of an embedding must be from 0 to {high}, got {wrong} among them"
-            )
+        expect_within(indices, arguments["num_weights"] - 1, "indices of an embedding")
 
 
 @reads_values
@@ -237,12 +232,8 @@ def embedding_bag(arguments: dict[str, Any]) -> None:
     rows = arguments["num_weights"] if "num_weights" in arguments else len(arguments["weight"])
     bags = len(arguments["grad"])
     bag_of = host_alias(arguments["offset2bag"])
-    for name, values, high in (("indices", indices, rows - 1), ("offset2bag", bag_of, bags - 1)):
-        wrong = outside(values, 0, high)
-        if wrong is not None:
-            raise RuntimeError(
-                f"{name} of embedding bags must be from 0 to {high}, got {wrong} among them"
-            )
+    expect_within(indices, rows - 1, "indices of embedding bags")
+    expect_within(bag_of, bags - 1, "offset2bag of embedding bags")
     sizes = arguments.get("bag_size")
     if arguments["mode"] == _MEAN and sizes is not None and sizes.numel() < bags:
         raise RuntimeError(
@@ -259,10 +250,6 @@ def embedding_bag(arguments: dict[str, Any]) -> None:
         )
 
 
-def _of_maxima(call: dict[str, Any]) -> bool:
-    return bool(call["mode"] == _MAXIMUM)
-
-
 row("embedding", checks=(embedding,))
 row("embedding_dense_backward", checks=(embedding_backward,))
 row(
@@ -277,7 +264,10 @@ row(
     "_embedding_bag_backward",
     "_embedding_bag_dense_backward",
     checks=(embedding_bag,),
-    nondeterministic=("embedding_bag_backward_cuda_max", _of_maxima),
+    nondeterministic=(
+        "embedding_bag_backward_cuda_max",
+        lambda call: bool(call["mode"] == _MAXIMUM),
+    ),
 )
 
 
@@ -295,13 +285,12 @@ def segment_reduce(arguments: dict[str, Any]) -> None:
             continue
         length = data.shape[axis] if -data.dim() <= axis < data.dim() else -1
         host = host_alias(segments)
+        inside = ((host >= 0) & (host <= length)).all()  # each by itself: sums may overflow
         if name == "lengths":
-            # Each by itself too: sums of far lengths overflow.
-            inside = ((host >= 0) & (host <= length)).all() & (host.sum(-1) <= length).all()
-            fits = segments.dim() > 0 and bool(inside)
+            fits = host.dim() > 0 and bool(inside & (host.sum(-1) <= length).all())
         else:
-            inside = ((host >= 0) & (host <= length)).all() & (host.diff() >= 0).all()
-            fits = segments.dim() > 0 and segments.shape[-1] > 0 and bool(inside)
+            rises = host.dim() > 0 and host.shape[-1] > 0 and bool((host.diff() >= 0).all())
+            fits = rises and bool(inside)
         if not fits or segments.shape[:-1] != data.shape[: segments.dim() - 1]:
             raise RuntimeError(
                 f"segment_reduce: {name} of shape {tuple(segments.shape)} must be segments of "

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from simgpu._native.relabel import host_alias
-from simgpu._ops.checks import few_dims, reads_values, refuse
 from simgpu._ops.dtypes import (
     AND_COMPLEX,
     COMPLEX_HALF,
@@ -23,6 +22,7 @@ from simgpu._ops.dtypes import (
     Only,
     Wider,
 )
+from simgpu._ops.rules import few_dims, reads_values, refuse
 from simgpu._ops.table import HostCode, row
 
 Tensor = torch.Tensor
@@ -93,12 +93,7 @@ def _lu_factor_ex(
 
 
 def _lu(
-    stock: HostCode,
-    keys: torch._C.DispatchKeySet,
-    A: Tensor,
-    *,
-    pivot: bool = True,
-    **out: Tensor,
+    stock: HostCode, keys: torch._C.DispatchKeySet, A: Tensor, *, pivot: bool = True, **out: Tensor
 ) -> Any:
     if pivot or A.dtype not in _OF_LAPACK:
         return stock(keys, A, **out)

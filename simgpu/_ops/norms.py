@@ -18,9 +18,9 @@ import torch
 
 from simgpu._core.launch import HOST_KEYS
 from simgpu._ops.calls import DeviceRules, overload
-from simgpu._ops.checks import expect, refuse
 from simgpu._ops.dtypes import HALF_DTYPES, name_of, no_kernel
 from simgpu._ops.from_schema import Call, computed_by_name
+from simgpu._ops.rules import expect, refuse
 from simgpu._ops.table import HostCode, row
 
 Tensor = torch.Tensor

@@ -9,9 +9,9 @@ import torch
 
 from simgpu._core.launch import Kernel
 from simgpu._ops.calls import Arguments
-from simgpu._ops.checks import refuse
 from simgpu._ops.dtypes import AND_COMPLEX, HALF_DTYPES, Only, name_of, no_kernel, type_of
 from simgpu._ops.from_schema import Call, computed_by_name, functional_kernel, out_kernel
+from simgpu._ops.rules import refuse
 from simgpu._ops.table import HostCode, PythonKernel, row
 from simgpu._util.naming import visible_text
 

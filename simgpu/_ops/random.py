@@ -1,9 +1,4 @@
-"""Kernels for operators with a `generator` argument: `normal_`, `bernoulli`, `multinomial`.
-
-They draw from the generator of the tensors' device (`simgpu._core.device_generator`), not from the
-CPU's. Where that is CUDA's, `simgpu._random` computes what a GPU would; where devices were made
-with `rng="host"`, the CPU's kernel does, from a CPU generator.
-"""
+"""Operators that draw: new tensors with random numbers, dropout, rows and checks of all others."""
 
 from __future__ import annotations
 
@@ -14,60 +9,22 @@ from typing import Any
 import torch
 
 from simgpu._core import world
-from simgpu._core.device import Device
-from simgpu._core.device_generator import check_generator
 from simgpu._core.hooks import hooks
 from simgpu._core.launch import Kernel, launch
 from simgpu._memory.ownership import adopt, check_memory
 from simgpu._memory.pinned import check_not_wanted
-from simgpu._native.relabel import relabel
-from simgpu._ops.calls import Arguments, overload, result_picker, schema_of
-from simgpu._ops.checks import few_dims
-from simgpu._ops.dtypes import HALVES, Wider, name_of, no_kernel, widened
+from simgpu._native.relabel import HOST, relabel
+from simgpu._ops.calls import overload
+from simgpu._ops.dtypes import HALVES, Wider, name_of, no_kernel
+from simgpu._ops.from_schema import Draw, computed, source_of
+from simgpu._ops.rules import few_dims
 from simgpu._ops.table import PythonKernel, row
 from simgpu._random.fill import Source
-from simgpu._random.generator_state import Stream
-from simgpu._random.samplers import NEW, SAMPLERS, by_host, random_from_of_host
+from simgpu._random.samplers import REAL, dropout_parameters, fill_mask
 
 _CPU = torch.device("cpu")
 _EMPTY = Kernel(overload("empty.memory_format"))
 _NO_OPTIONS: dict[str, Any] = {}
-_ANY_INCREMENT = 4  # for operators of other libraries
-
-
-# Operators that look at the caller's generator even where they draw nothing.
-_CHECK_ALWAYS = ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
-
-
-def source_of(device: Device, given: torch.Generator | None = None) -> Source | torch.Generator:
-    """What kernels of a device draw from: the generator that was given, or the device's own."""
-    generator = device.generator if given is None else check_generator(given)
-    if isinstance(generator, Stream):
-        return Source(generator, device.resident_threads)
-    return generator
-
-
-class Draw:
-    """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
-        self.sampler = widened(kernel.op, sampler) or sampler
-        self.new = NEW.get(kernel.name)
-        past_floats = kernel.name == "random_.from"
-        self._host = Kernel(kernel.op, random_from_of_host) if past_floats else kernel
-        self._cuda = Kernel(kernel.op, _quietly(self.sampler))
-        self._checks_always = kernel.name.split(".")[0] in _CHECK_ALWAYS
-
-    def choose(
-        self, index: int, given: torch.Generator | None, draws: bool
-    ) -> tuple[Kernel, torch.Generator | Source]:
-        """What to launch on device `index`, and its generator: `given`, or the device's own.
-
-        Where nothing is drawn, few operators look at what was given.
-        """
-        source = source_of(world.device(index), given if draws or self._checks_always else None)
-        return self._cuda if isinstance(source, Source) else self._host, source
 
 
 def _drawing_new(
@@ -117,7 +74,6 @@ def _drawing_new(
 
 
 def _options(dtype: torch.dtype) -> dict[str, Any]:
-    """Of a new tensor on the host."""
     return {"dtype": dtype, "device": _CPU}
 
 
@@ -139,63 +95,88 @@ def _made_and_filled(
     return tensor
 
 
-def _quietly(fill: Callable[..., Any]) -> Callable[..., Any]:
-    """Host code past torch-function modes of the user, which must not see how it computes."""
+# Dropout, whose operator has no argument for the generator.
+#
+# The host's kernel would consume the default CPU one. With CUDA's generator the mask is that of a
+# GPU (`simgpu._random.samplers`). The backward kernels of the host and of CUDA give the same
+# numbers as the one here (the scale is a float, and the product is rounded once), which is twice as
+# fast: PyTorch has no vector code that reads booleans, but has some that reads the same bytes as
+# integers.
 
-    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            return fill(keys, *args, **kwargs)
-
-    return run
-
-
-def drawing_in_place(kernel: Kernel, reader: Arguments, position: int) -> PythonKernel:
-    """Operators that fill their first argument, the only tensor: `uniform_`, `normal_`."""
-    draw, alias = Draw(kernel), reader.alias
-
-    def run(
-        tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None, **kwargs: Any
-    ) -> Any:
-        if len(args) >= position:
-            args, generator = args[: position - 1], args[position - 1]
-        index = tensor.get_device()
-        draws = generator is None or tensor.numel() > 0
-        chosen, kwargs["generator"] = draw.choose(index, generator, draws)
-        launch(chosen, index, (alias(tensor), *args), kwargs)
-        return tensor
-
-    return run
+_aten = torch.ops.aten
+_empty_like = _aten.empty_like.default._handle.redispatch_boxed
+_bernoulli = _aten.bernoulli_.float._handle.redispatch_boxed
+_mul = _aten.mul.Tensor._handle.redispatch_boxed
+_mul_ = _aten.mul_.Scalar._handle.redispatch_boxed
 
 
-def draw_something(args: Sequence[Any]) -> bool:
-    """Whether a call draws a number: for a tensor, a size, or as many as its first argument."""
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            return value.numel() > 0
-        if isinstance(value, (list, tuple)):
-            return 0 not in value
-    return not args or args[0] != 0
+def _host_dropout(
+    keys: torch._C.DispatchKeySet,
+    tensor: torch.Tensor,
+    p: float,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool)
+    _bernoulli(keys, mask, 1 - p, generator=generator)
+    kept = _mul(keys, tensor, mask.view(torch.uint8))
+    return _mul_(keys, kept, 0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
-    """Operators that draw: from the device's own generator unless the caller gives one."""
-    schema = schema_of(kernel.op)
-    position = schema.names.index("generator")
-    if schema.written == schema.tensors == [0]:
-        return drawing_in_place(kernel, reader, position)
-    pick = result_picker(kernel.op)
-    draw = Draw(kernel)
+def _cuda_dropout(
+    keys: torch._C.DispatchKeySet, tensor: torch.Tensor, p: float, source: Source
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool)
+    if p == 1 or not tensor.numel():  # draws nothing
+        return _empty_like(keys, tensor).zero_(), mask.zero_()
+    _refuse_unless_real(tensor, "fused_dropout")
+    keep, scale = dropout_parameters(p, tensor.dtype)
+    with torch._C.DisableTorchFunction():
+        fill_mask(mask, tensor, keep, source)
+        kept = _mul(keys, tensor, mask.view(torch.uint8))
+        if kept.itemsize > 2:
+            return _mul_(keys, kept, scale), mask
+        # The CPU rounds a number to the tensor's dtype first, but not a tensor of one float.
+        return kept.mul_(torch.tensor(scale, dtype=torch.float32, device="cpu")), mask
 
-    def run(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
-        if len(args) > position:
-            args, generator = args[:position], args[position]
-        index, host_args, host_kwargs = reader.read(args, kwargs)
-        draws = generator is None or draw_something(args)
-        chosen, source = draw.choose(index, generator, draws)
-        host_kwargs["generator"] = source
-        return pick(launch(chosen, index, host_args, host_kwargs), args, kwargs, index)
 
-    return run
+def _host_identity(
+    keys: torch._C.DispatchKeySet, tensor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool).fill_(True)
+    return tensor.clone(), mask
+
+
+def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(
+            f"Mask should be Bool Scalar Type, got {mask.dtype}: hand over mask.bool()"
+        )
+    _refuse_unless_real(grad_output, "masked_scale")
+    return (grad_output * mask.view(torch.uint8)).mul_(scale)
+
+
+def _refuse_unless_real(tensor: torch.Tensor, name: str) -> None:
+    """Raise where CUDA has no kernel of this name for the dtype."""
+    if tensor.dtype not in REAL:
+        raise no_kernel(name, tensor.dtype)
+
+
+_DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)
+_CUDA_DROPOUT = Kernel(_aten.native_dropout.default, _cuda_dropout)
+_IDENTITY = Kernel(_aten.native_dropout.default, _host_identity)
+
+
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Zero elements with probability `p` and scale the rest; the mask is the second result."""
+    index = input.get_device()
+    host = relabel(input, HOST)
+    source = source_of(world.device(index))
+    is_cuda = isinstance(source, Source)  # which draws where p is 0, too
+    if train is False or (p == 0 and not is_cuda):
+        result = launch(_IDENTITY, index, (host,), {})
+    else:
+        result = launch(_CUDA_DROPOUT if is_cuda else _DROPOUT, index, (host, p, source), {})
+    return tuple(adopt(tensor, index) for tensor in result)
 
 
 # Rows and checks
@@ -254,3 +235,5 @@ row(
     *("_sobol_engine_initialize_state_", "_sobol_engine_scramble_"),
     checks=(sobol,),
 )
+row("native_dropout", kernel=native_dropout, checks=(few_dims,))
+row("native_dropout_backward", make=computed(_host_backward))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from simgpu._ops.checks import few_dims
 from simgpu._ops.dtypes import (
     COMPLEX_HALVES,
     FLOAT8,
@@ -25,6 +24,7 @@ from simgpu._ops.dtypes import (
     Wider,
     no_kernel,
 )
+from simgpu._ops.rules import few_dims
 from simgpu._ops.table import HostCode, row
 
 Tensor = torch.Tensor

@@ -26,7 +26,6 @@ from simgpu._ops import (  # noqa: F401  # each declares the rows of its family
     attention,
     autocast,
     copies,
-    dropout,
     elementwise,
     fake_quantization,
     fourier,

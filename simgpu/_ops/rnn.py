@@ -31,9 +31,8 @@ from simgpu._memory.ownership import adopt
 from simgpu._native.relabel import host_alias
 from simgpu._ops import autocast
 from simgpu._ops.calls import overload, schema_of
-from simgpu._ops.checks import reads_values
 from simgpu._ops.from_schema import Call, computed_by_name
-from simgpu._ops.rules import checked_composite
+from simgpu._ops.rules import checked_composite, reads_values
 from simgpu._ops.table import row
 from simgpu._util.naming import DEVICE_TYPE
 

@@ -18,9 +18,9 @@ from simgpu._core.operators import tensors_in, wants_to_resize
 from simgpu._memory.ownership import is_composite, make_on, to_device, to_host
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import DeviceRules, overload, schema_of
-from simgpu._ops.checks import reads_values
 from simgpu._ops.dtypes import HALVES, Wider, widened
 from simgpu._ops.from_schema import device_kernel
+from simgpu._ops.rules import reads_values
 from simgpu._ops.table import HostCode, Layout, facts_of, row
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import DeviceMismatchError

@@ -66,7 +66,7 @@ class Op:
     host: Callable[..., Any] | None = None
     """Computes on the host; called with PyTorch's own code and its arguments."""
     checks: tuple[Check, ...] = ()
-    """Called before the kernel. Those that read values: see `checks.reads_values`."""
+    """Called before the kernel. Those that read values: see `rules.reads_values`."""
     dtypes: Any = None
     """What CUDA has fewer of: a `dtypes.Only`, or a function that is called with the arguments."""
     wider: Any = None

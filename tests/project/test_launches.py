@@ -26,7 +26,7 @@ NO_MEMORY = {"set_", "resize_", "as_strided_"}
 
 # Parts of a kernel, within its launch.
 OF_KERNELS = {
-    "_ops/dropout.py",
+    "_ops/random.py",
     "_random/fill.py",
     "_random/samplers.py",
     "_explore/asynchronous/deferred.py",
