@@ -163,6 +163,8 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
     As many as ``@pytest.mark.ranks(n)`` says, in threads of this process, as `simgpu.ranks` has
     it; with its arguments ``backend`` and ``schedule``. There are `n` simulated devices by the name
     of CUDA, of the sort that the options of the session say, unless the test has others already.
+
+    Annotate it as `simgpu.pytest_plugin.Run`: mypy then knows the type of the list.
     """
     with lend_ranks(request) as run:
         yield run
