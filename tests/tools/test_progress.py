@@ -3,11 +3,12 @@
 import contextlib
 import io
 import re
+from itertools import pairwise
 from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
@@ -38,6 +39,7 @@ def lines(stream):
     return re.split(r"\r\x1b\[K", stream.getvalue())
 
 
+@example(total=30, taken=30, seconds=0.1)
 @given(total=st.integers(1, 30), taken=st.integers(0, 30), seconds=st.sampled_from([0.1, 1, 5]))
 def test_long_work_is_counted_on_a_terminal(total, taken, seconds):
     stream, got = Terminal(), []
@@ -54,6 +56,7 @@ def test_long_work_is_counted_on_a_terminal(total, taken, seconds):
     late = [n for n in range(1, len(got) + 1) if n * seconds >= progress.AFTER]
     assert set(numbers) <= set(late)
     assert bool(numbers) == bool(late)
+    assert all((b - a) * seconds > 0.99 * progress.EVERY for a, b in pairwise(numbers))
     assert (shown[0], shown[-1]) == ("", "")
     if numbers:
         n = numbers[-1]
