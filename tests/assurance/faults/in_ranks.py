@@ -9,6 +9,7 @@ from tests.support.plant import (
     constant,
     drop_assignment,
     drop_call,
+    drop_operand,
     drop_raise,
     fault,
     instead,
@@ -73,6 +74,19 @@ COLLECTIVES = [
         call_instead("complete", lambda pending, limit: pending.wait_and_raise(limit)),
         RULE,
         case="all_gather",
+    ),
+    fault(
+        "a work that is over has landed nothing",
+        "Work.is_completed",
+        drop_call("land_what_has_run"),
+        "test_a_batch_of_messages_is_there_when_its_work_is_over",
+        wait="asked_for",
+    ),
+    fault(
+        "an order of data that is not shuffled may not be repeated",
+        "simgpu/_backend/torch_patches/silent_bugs:_note_epoch",
+        drop_operand("shuffle"),
+        "test_correct_script_is_silent",
     ),
     fault(
         "a wait completes its own call only",
