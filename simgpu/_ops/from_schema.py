@@ -408,12 +408,7 @@ def mutating_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
 def host_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]) -> Kernel:
     """An operator that the host lacks, computed by `host_function` of CPU tensors."""
 
-    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        # The function is ours: torch-function modes of the user must not see how it computes.
-        with torch._C.DisableTorchFunction():
-            return host_function(*args, **kwargs)
-
-    return Kernel(op, run)
+    return Kernel(op, _quietly(lambda _, *args, **kwargs: host_function(*args, **kwargs)))
 
 
 def computed(host_function: Callable[..., Any]) -> KernelMaker:
@@ -451,8 +446,6 @@ def as_it_is(op: torch._ops.OpOverload) -> PythonKernel:
 # made with `rng="host"`, the CPU's kernel does, from a CPU generator.
 
 _ANY_INCREMENT = 4  # for operators of other libraries
-
-
 # Operators that look at the caller's generator even where they draw nothing.
 _CHECK_ALWAYS = ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 

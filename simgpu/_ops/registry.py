@@ -14,6 +14,7 @@ docs/architecture.md, "A kernel for a new operator", explains how to add a row.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,23 +75,16 @@ def facts(name: str) -> Op:
     return facts_of(overload(name))
 
 
-def _refuse(op: torch._ops.OpOverload, reason: str) -> UnsupportedError:
-    name = op._name.removesuffix(".default")
-    return UnsupportedError(
-        f"Could not run '{name}' with arguments from the '{DEVICE_TYPE}' backend: {reason}"
-    )
+def _refusing(reason: str) -> PythonKernel:
+    """What runs in place of an operator that is handed to it."""
 
-
-def _refusing(op: torch._ops.OpOverload) -> PythonKernel:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise _refuse(op, facts_of(op).reason)
+    def refuse(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+        name = op._name.removesuffix(".default")
+        raise UnsupportedError(
+            f"Could not run '{name}' with arguments from the '{DEVICE_TYPE}' backend: {reason}"
+        )
 
     return refuse
-
-
-def _refuse_quantized(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Every operator of a quantized tensor on a device, beginning with making one."""
-    raise _refuse(op, _NO_QUANTIZED)
 
 
 def _kernels() -> Iterator[tuple[str, PythonKernel]]:
@@ -109,7 +103,11 @@ def _kernels() -> Iterator[tuple[str, PythonKernel]]:
         if name not in done:
             done.add(name)
             one = overload(name)
-            yield name, _refusing(one) if facts_of(one).reason else ruled(one, device_kernel(one))
+            reason = facts_of(one).reason
+            yield (
+                name,
+                partial(_refusing(reason), one) if reason else ruled(one, device_kernel(one)),
+            )
     for name in _aten_names("CompositeExplicitAutograd"):
         if name not in done and not name.endswith("out"):
             one = overload(name)
@@ -177,7 +175,7 @@ def register() -> list[torch.library.Library]:
     above_autograd = named("above_autograd").items()
     anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     anything.fallback(_fallback, _KEY)  # type: ignore[no-untyped-call]
-    anything.fallback(_refuse_quantized, _QUANTIZED_KEY)  # type: ignore[no-untyped-call]
+    anything.fallback(_refusing(_NO_QUANTIZED), _QUANTIZED_KEY)  # type: ignore[no-untyped-call]
     libraries = [
         register_kernels(_KEY, _kernels()),
         *(

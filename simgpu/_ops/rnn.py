@@ -39,26 +39,17 @@ from simgpu._util.naming import DEVICE_TYPE
 Tensor = torch.Tensor
 _Keys = torch._C.DispatchKeySet
 _aten = torch.ops.aten
-_GRADIENTS = Kernel(_aten._cudnn_rnn_backward.default, lambda _, *args: _host_backward(*args))
 # Whether the backward pass that runs now was asked to keep its graph.
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 _WAY_OUT = "run the forward pass within `torch.backends.cudnn.flags(enabled=False)`"
 
 
-def _host_forward(op: Any, tensors: Sequence[Tensor], layout: _Layout) -> tuple[Tensor, ...]:
-    """Run the host's layer, with a graph if one is wanted.
-
-    Without one, tensors still say that they want gradients: the host chooses products by it.
-    """
-    with torch.set_grad_enabled(layout.graph):
-        return tuple(op(*layout.arguments(tensors)))
-
-
-def _host_backward(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], keep: bool
-) -> tuple[Tensor, ...]:
+def _host_backward(_: _Keys, outputs: Any, inputs: Any, grads: Any, keep: bool) -> Any:
     return torch.autograd.grad(outputs, inputs, grads, retain_graph=keep, allow_unused=True)
+
+
+_GRADIENTS = Kernel(_aten._cudnn_rnn_backward.default, _host_backward)
 
 
 class _Layout:
@@ -189,7 +180,13 @@ def _check_states(given: Tensor | Sequence[Tensor], input: Tensor) -> None:
 def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     step_by_step = op._handle.redispatch_boxed
     names = schema_of(op).names
-    kernel = Kernel(op, lambda _, hosts, layout: _host_forward(op, hosts, layout))
+
+    def on_host(_: _Keys, tensors: Sequence[Tensor], layout: _Layout) -> tuple[Tensor, ...]:
+        # Without a graph, tensors still want gradients: the host chooses products by it.
+        with torch.set_grad_enabled(layout.graph):
+            return tuple(op(*layout.arguments(tensors)))
+
+    kernel = Kernel(op, on_host)
 
     def run(keys: _Keys, *args: Any, **kwargs: Any) -> Any:
         arguments = [*args, *(kwargs[name] for name in names[len(args) :])]

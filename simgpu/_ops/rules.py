@@ -54,21 +54,16 @@ def checked(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
         for each in checks:
             each(arguments)
 
-    if not any(map(looks_at_values, checks)):
+    look = any(map(looks_at_values, checks))
+    if look:
+        core_hooks.value_checks[op] = check
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            check(args, kwargs)
-            return kernel(*args, **kwargs)
-
-        return run
-    core_hooks.value_checks[op] = check
-
-    def run_or_queue(*args: Any, **kwargs: Any) -> Any:
-        if hooks.executor is None:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not look or hooks.executor is None:
             check(args, kwargs)
         return kernel(*args, **kwargs)
 
-    return run_or_queue
+    return run
 
 
 def checked_composite(op: torch._ops.OpOverload) -> PythonKernel:
