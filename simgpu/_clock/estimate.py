@@ -292,25 +292,25 @@ def clock(
     host_cost: float = HOST_COST,
     launch_gap: float = LAUNCH_GAP,
 ) -> Iterator[Estimate]:
-    """Use the time of real GPUs within the block: an estimate, and the same in every run.
+    """Estimate the time on real GPUs within the block, with the same result in every run.
 
-    Programs compute what they always compute. But a kernel takes the longer of its FLOPs at three
-    quarters of the peak rate of its dtype and its bytes at the bandwidth of memory, and a gap;
-    copies take links, and queue there; streams, events and the host wait for each other in
-    simulated time, which events, `simgpu.trace()` and the devices' streams show.
+    Programs compute their normal results. A kernel takes the longer of two times, and a gap: its
+    FLOPs at three quarters of the peak rate of its dtype, or its bytes at the memory bandwidth.
+    Copies occupy links and queue there. Streams, events and the host wait for each other in
+    estimated time, which events and `simgpu.trace()` show.
 
     Args:
-        model: which GPU each device is, such as "A100"; a list gives one per device. Those of
-            `simgpu.devices(model=...)` where none is named.
+        model: which GPU each device is, such as "A100"; a list gives one per device. By default the
+            models of `simgpu.devices(model=...)`.
         topology: "pcie", "nvlink", "dgx-a100", two machines of eight as "2x8"; or a list of
             `simgpu.Link` or tuples (end, end, bandwidth, latency), whose ends are devices, "host"
             and names of switches.
         host_cost: seconds of the host for each launch.
         launch_gap: seconds between two kernels of a stream.
 
-    Yields an `Estimate`. Raises NoDevicesError outside `simgpu.devices`; ValueError for a model or
-    a topology that is not known or does not fit the devices, and where a clock is in force already;
-    TypeError for what is none of these.
+    Yields an `Estimate`. Raises NoDevicesError outside `simgpu.devices`. Raises ValueError for a
+    model or a topology that is unknown or does not fit the devices, and if a clock is active
+    already; TypeError for an argument of another type.
     """
     if not world.device_count():
         raise NoDevicesError("simgpu.clock needs simulated devices: enter simgpu.devices before it")

@@ -109,28 +109,28 @@ class DeviceBlock(contextlib.ContextDecorator):
 def devices(
     count: int, *, memory: Memory = None, model: Names = None, rng: str = "cuda"
 ) -> DeviceBlock:
-    """Have `count` fresh simulated GPUs for the length of a `with` block.
+    """Make `count` simulated GPUs, which exist for the length of the `with` block.
 
     Args:
         count: 1 to 64.
-        memory: what each device has: bytes, or a text such as "16GiB" or "512MiB"; a list gives
-            one per device. The model's memory by default. Past it, torch.OutOfMemoryError is
-            raised.
-        model: the GPU that each device reports, such as "A100" or "H100 SXM"; a list gives
-            one per device. Name, compute capability, multiprocessors and memory follow it, and so
-            do random numbers. Without one, 16 GiB and the multiprocessors of an H100.
-        rng: "cuda" draws the numbers of CUDA's generator; "host" those of the CPU's kernels, in a
-            stream of its own for each device.
+        memory: of each device, in bytes or as a text such as "16GiB" or "512MiB"; a list has one
+            entry per device. By default it is the model's memory. A full device raises
+            torch.OutOfMemoryError.
+        model: the GPU that each device reports, such as "A100" or "H100 SXM"; a list has one entry
+            per device. It sets name, compute capability, multiprocessors, memory and random
+            numbers. Without a model a device has 16 GiB and the multiprocessors of an H100.
+        rng: "cuda" draws the numbers of CUDA's generator; "host" draws those of the CPU, different
+            ones on each device.
 
-    The block has the devices, ``simgpu:0`` to ``simgpu:{count - 1}``, as a list. Current device,
-    streams, memory ledgers and random streams begin anew with every block; the random streams are
-    seeded by ``torch.initial_seed()``. `simgpu.enable` does the same without a block.
+    The block gives a list of the devices, ``simgpu:0`` to ``simgpu:{count - 1}``. Each block begins
+    with device 0, no memory allocated, and random numbers seeded by ``torch.initial_seed()``.
+    `simgpu.enable` does the same without a block.
 
     Raises:
-        TypeError, ValueError: `count` is no int, or out of range; no such model; no such `rng`.
+        TypeError, ValueError: an argument has a wrong type, or a value that is not allowed.
         DevicesActiveError: there are simulated devices already; blocks do not nest.
         BackendSlotTakenError: another package uses PyTorch's slot for outside devices.
-        DeviceBlockError: what was returned is entered a second time.
+        DeviceBlockError: the returned object is entered a second time.
     """
     arguments = _described(count, memory, model, rng)
     return DeviceBlock(
@@ -174,11 +174,11 @@ def as_cuda(
     rng: str = "cuda",
     force: bool = False,
 ) -> DeviceBlock:
-    """Have `count` fresh simulated GPUs that go by the name of CUDA, within the block.
+    """Make `count` simulated GPUs that answer to the name cuda, for the length of the block.
 
-    Code written for CUDA runs unchanged: `torch.cuda`, `.cuda()`, `device="cuda:1"`,
-    `tensor.device`, `torch.nn.DataParallel`, in all threads. Everything is undone on exit; tensors
-    that outlive the block are simulated ones again.
+    Code written for CUDA runs unedited in all threads: `torch.cuda`, `.cuda()`, `device="cuda:1"`,
+    `tensor.device`, `torch.nn.DataParallel`. The end of the block undoes it; tensors that outlive
+    the block are on `simgpu` again.
 
     Args:
         count: how many devices, 1 to 64.
@@ -187,10 +187,10 @@ def as_cuda(
         rng: as in `simgpu.devices`.
         force: also on a machine with real CUDA, whose GPUs are then out of reach.
 
-    The block has the devices, ``cuda:0`` to ``cuda:{count - 1}``, as a list.
+    The block gives a list of the devices, ``cuda:0`` to ``cuda:{count - 1}``.
 
     Raises:
-        RealCudaError: real GPUs are here, and `force` is not set.
+        RealCudaError: the machine has GPUs, and `force` is not set.
         TypeError, ValueError, DevicesActiveError, BackendSlotTakenError, DeviceBlockError: as in
             `simgpu.devices`.
     """
@@ -295,17 +295,17 @@ def enable(
     as_cuda: bool = False,
     force: bool = False,
 ) -> list[torch.device]:
-    """Have `count` fresh simulated GPUs from now on, until `simgpu.disable()`.
+    """Make `count` simulated GPUs, which exist until `simgpu.disable()`.
 
-    For a notebook or the interactive interpreter, before or after `import torch`. In a program,
-    `with simgpu.devices(n)` ends its devices even where an error is raised.
+    For a notebook or the interactive interpreter. In a program, `with simgpu.devices(n)` also ends
+    its devices after an error.
 
     Args:
         count: how many devices, 1 to 64.
         memory: as in `simgpu.devices`.
         model: as in `simgpu.devices`.
         rng: as in `simgpu.devices`.
-        as_cuda: the devices go by the name of CUDA, as in `simgpu.as_cuda`.
+        as_cuda: the devices answer to the name cuda, as in `simgpu.as_cuda`.
         force: as in `simgpu.as_cuda`.
 
     Returns the devices, ``simgpu:0`` (or ``cuda:0``) and so on.

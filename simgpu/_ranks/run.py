@@ -45,22 +45,22 @@ def ranks(
     model: Names = None,
     rng: str | None = None,
 ) -> list[T]:
-    """What `function(rank)` returns on each rank of a fresh world of torch.distributed.
+    """Call `function(rank)` on each rank of a new world of torch.distributed; return the results.
 
-    The ranks are threads of this process, of which one runs at a time: it goes on until it has to
-    wait for others. Each has `cuda:rank` as its current device, process groups, random numbers,
-    PyTorch's settings and torchrun's environment variables of its own; all else, such as globals,
-    is shared by them. `sys.exit(0)` ends a rank with the result None. The default group is there
-    when `function` is called, and is destroyed afterwards.
+    The ranks are threads of this process. One runs at a time, until it has to wait for others. Each
+    rank has `cuda:rank` as its current device, and its own process groups, random numbers, PyTorch
+    settings and environment variables of torchrun. They share everything else, such as globals.
+    `sys.exit(0)` ends a rank with the result None. The default group is there when `function` is
+    called, and is destroyed afterwards.
 
     Args:
         count: how many ranks, 1 to 64.
         function: called with a rank, from 0.
         backend: as in `torch.distributed.init_process_group`.
-        schedule: a seed that says in which order the ranks go on, or the token of such an order; by
-            default they go on one after the other. With it another one may go on not only at
-            collectives but wherever one of `simgpu.schedule` may, as with `strategy="random"`.
-            Within such a block that schedule decides, and this argument does nothing.
+        schedule: a seed for the order of the ranks, or the token of such an order; by default ranks
+            run one after the other. With it, ranks switch not only at collectives but at each yield
+            point of `simgpu.schedule`, as with `strategy="random"`. Within a block of
+            `simgpu.schedule` that schedule decides, and this argument has no effect.
         memory: of the fresh devices, as in `simgpu.devices`.
         model: of the fresh devices, as in `simgpu.devices`.
         rng: of the fresh devices, as in `simgpu.devices`.

@@ -247,22 +247,21 @@ def _pass(event: Any) -> None:
 def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
     """Make kernels and copies run when something waits for them, as the streams of a GPU allow.
 
-    Within the block each of them is queued on its stream. It runs when the host waits for it: by
-    `synchronize` of its device, its stream or a later event, by `item()`, `cpu()` and other copies
-    that block, and where a result's shape depends on values. Until then what it writes is NaN (-1
-    or true in other dtypes). Memory that is given back is overwritten, in the order of the stream
-    that it was allocated on. So code that forgets `wait_stream`, `record_stream` or `synchronize`
-    computes wrong numbers.
+    Within the block each of them is queued on its stream. It runs when the host waits for it: at
+    `synchronize` of its device, its stream or a later event, at `item()`, `cpu()` and other
+    blocking copies, and at operators whose output shape depends on values. Until then its new
+    memory is NaN (-1 or true in other dtypes). Freed memory is overwritten in the order of the
+    stream that it was allocated on. So code that forgets `wait_stream`, `record_stream` or
+    `synchronize` computes wrong numbers.
 
     Args:
-        seed: None runs nothing before something waits for it, and then no more than that needs. A
-            number draws another legal order; equal seeds give equal orders, in a program whose
-            threads come in the same order.
+        seed: None runs work only when something waits for it. A number draws another legal order.
+            Equal seeds give equal orders, if the order of the program's threads is the same.
 
-    Yields how much was queued (`deferred`, `at_once`, `pending`). The end of the block waits for
-    all of it; so does the beginning of one within another, which has counts of its own. Errors of
-    kernels (indices out of range) surface where something waits, as DeviceLostError in CUDA's
-    words, and the device is lost from then on. ValueError for what is no seed.
+    Yields an object with counts (`deferred`, `at_once`, `pending`). The end of the block waits for
+    all work. So does the beginning of a block within it, which has its own counts. Errors of kernels
+    (indices out of range) come from the call that waits, as DeviceLostError with CUDA's text, and
+    the device is lost from then on. Raises ValueError for a wrong seed.
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed={seed!r}: a number is expected, or None for the lazy order")

@@ -198,26 +198,26 @@ def faults(
     flip: tuple[DeviceLike, int, int] | None = None,
     slow: Mapping[Any, float] | None = None,
 ) -> Iterator[Faults]:
-    """Make device work fail within the block; all numbers count from 0, from its beginning.
+    """Make work of devices fail within the block. All numbers count from 0 at its beginning.
 
     Args:
-        oom_at: the allocation, of all devices together, that finds no room: OutOfMemoryError.
-        copy_at: the copy, between devices or between a device and the host, that fails:
-            InjectedFaultError.
-        launch_at: the kernel, of all devices together, that fails: InjectedFaultError. It does not
-            run, and what comes after it can.
-        lose: a device, and which of the launches (kernels and copies) that it takes part in is the
-            one at which it is lost. From then on until the devices end, also after the block, each
-            use of it raises DeviceLostError; its memory can still be given back. Under
-            `simgpu.asynchronous` that begins where something waits for this launch.
-        flip: a device, which of its launches, and the bit of the first tensor that this one wrote
-            which comes out wrong, counted from its first element on. The launch raises ValueError
-            where the tensor has no such bit.
-        slow: by device how many times as long its kernels and copies take: of the host's time, or
-            of a `simgpu.clock`'s.
+        oom_at: the number of the allocation that fails, counted over all devices: OutOfMemoryError.
+        copy_at: the number of the copy that fails, between devices or between a device and the
+            host: InjectedFaultError.
+        launch_at: the number of the kernel that fails, counted over all devices:
+            InjectedFaultError. It does not run; later kernels do.
+        lose: a device, and the number of its kernel or copy at which it is lost. Each later use
+            raises DeviceLostError, until the devices end, even after the block. Its memory can
+            still be freed. Under `simgpu.asynchronous` the error begins at the first wait for this
+            launch.
+        flip: a device, the number of its kernel or copy, and the number of the bit that is wrong in
+            the first tensor that this launch writes. The launch raises ValueError if the tensor has
+            no such bit.
+        slow: for each device, the factor by which its kernels and copies take longer: in the time
+            of the host, or of `simgpu.clock`.
 
-    Yields the counts and what has failed so far (`fired`). Without an argument nothing fails, and
-    the block counts. ValueError for a number that counts nothing or a device that is not there.
+    Yields an object with the counts, and with the failures so far (`fired`). Without arguments the
+    block only counts. Raises ValueError for a negative number or a device that does not exist.
     """
     for name, value in (("oom_at", oom_at), ("copy_at", copy_at), ("launch_at", launch_at)):
         if value is not None:

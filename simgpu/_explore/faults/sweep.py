@@ -115,28 +115,29 @@ def sweep(
     fresh: bool = False,
     compare: Compare | None = None,
 ) -> Report:
-    """Run `step` once for each allocation, copy or kernel in it, which fails that time.
+    """Run `step` once for each of its allocations, copies or kernels, and make that one fail.
 
-    A step may recover: what it leaves (result, parameters, gradients, buffers, optimizers) is then
-    what it leaves without a failure, apart from rounding. Otherwise the error that comes out of it
-    is the one that was put in, with the device and the number in its text, or has that one as its
-    cause (`raise ... from error`), and parameters are as before, unless an optimizer was at work or
-    all of the step's changes were done. In both cases no byte is kept, without help of the garbage
-    collector; no thread has been left behind; and when everything is put back, the next step gives
-    the bits that it gave before. Buffers that kernels had updated before an error stay so, as on
-    CUDA: the report names them.
+    After each failure it checks the step:
+
+    - The step may recover. Then result, parameters, gradients, buffers and optimizers have to be
+      those of a step without the failure, apart from rounding.
+    - Or it raises the injected error, or another one with that error as its cause (`raise ... from
+      error`). Then parameters have to be unchanged, unless an optimizer was at work or the step was
+      complete. Buffers keep updates from before the error, as on CUDA; the report names them.
+    - In both cases no memory may stay allocated (without the garbage collector), and no thread may
+      stay. After the state is restored, the next step has to give the same bits as before.
 
     Args:
-        step: a function without arguments: of training or of inference. What it returns takes part
-            in the comparison. It is called once without a failure, so that caches are filled.
-        kind: "oom" for allocations, "copy" for copies, "launch" for kernels; "lose" for a lost
-            device at each kernel and copy, which is found again afterwards.
+        step: a function without arguments, for training or inference. Its result is compared, too.
+            It is called once without a failure, to fill caches.
+        kind: "oom" for allocations, "copy" for copies, "launch" for kernels; "lose" for a device
+            that is lost at each kernel and copy, and exists again afterwards.
         state: the modules, tensors, optimizers, learning-rate schedulers and gradient scalers that
             `step` changes. By default those that the function names, as global or local variables
             around it or as its own object.
-        at: the numbers of those that shall fail, from 0; by default all.
+        at: the numbers of those that fail, from 0; by default all.
         fresh: `step` is a function that makes models, optimizers and data, and returns the step. It
-            is called before each failure, so that what only a first step does fails too.
+            is called before each failure, so that the failure can be in a first step.
         compare: judges a step that recovered, in place of the tolerance of 64 times the dtype's
             epsilon (at most its root), relative to the largest value of the parameters, of the
             gradients, of the optimizers' states and of the result. It is called with what that

@@ -362,11 +362,10 @@ class Detector(Instrument):
 def races() -> Iterator[list[Race]]:
     """Find races between streams, and between a stream and the host, within the block.
 
-    Yields a list of reports, empty where all is in order, to which each pair of lines is added once
-    when its second access is asked for. It need not happen: that nothing orders the two is enough.
-    Followed are all kernels and copies of all threads; of the CPU's operators, those of the calling
-    thread on pinned memory, once devices and the host use such memory at the same time. What numpy
-    or C++ code does with memory that it was given earlier is not seen.
+    Yields a list of reports. Each pair of lines is added once, when its second access is called. It
+    is enough that nothing orders the two accesses; they need not overlap in this run. The detector
+    follows kernels and copies of all threads, and CPU operators of the calling thread on pinned
+    memory. It does not see what NumPy or C++ code does with memory that it got earlier.
     """
     found: list[Race] = []
     detector = Detector(found)

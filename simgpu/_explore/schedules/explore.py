@@ -110,25 +110,24 @@ def schedule(
 ) -> Iterator[Schedule]:
     """Make the threads that are started in the block run one at a time, in a repeatable order.
 
-    Another thread may go on wherever one launches a kernel or a copy, touches a lock, a queue, a
-    condition, an event, a barrier or a future, starts or joins a thread, or sleeps. Time is the
-    schedule's own: a wait with a time-out takes none, and whether the time-out comes first is one
-    of the choices. Threads that have not ended with the block are ended then.
+    The schedule may switch threads at yield points: kernels and copies, uses of locks, queues,
+    conditions, events, barriers and futures, the start and join of a thread, and sleeps. It has its
+    own time: a wait with a timeout takes no real time, and the schedule chooses whether the timeout
+    expires. The end of the block ends threads that still run.
 
     Args:
-        seed: which schedule. Equal seeds give the same order of all of this, the same bytes taken
-            at each launch, and so the same results, as long as the program itself does not look at
-            anything else that changes.
-        strategy: "deviate" runs a thread until it waits (seed 0), and seed k deviates from that in
-            one choice, the k-th that there is along the way; "random" takes any thread each time;
-            "pct" gives threads priorities by chance, and lowers two of them on the way.
-        replay: the token of a schedule that is to be repeated, in place of both.
-        max_steps: after so many points it is a livelock.
+        seed: the number of the schedule. Equal seeds give the same order, the same memory in use at
+            each launch, and the same results, if the program depends on nothing else that changes.
+        strategy: "deviate" runs a thread until it waits (seed 0); seed k deviates from that in the
+            k-th choice. "random" picks a random thread at each yield point. "pct" gives threads
+            random priorities, and lowers two of them on the way.
+        replay: the token of a schedule to repeat, in place of both.
+        max_steps: the number of yield points after which it is a livelock.
 
-    Yields a `Schedule`. In the thread that entered the block, wherever it is, are raised:
-    DeadlockError when no thread can go on; LivelockError after `max_steps`, or 100,000 steps
-    without device work; ScheduleDivergedError if a replay comes to other choices. ScheduleError if
-    a schedule is active already.
+    Yields a `Schedule`. The thread that entered the block gets the errors: DeadlockError when no
+    thread can go on; LivelockError after `max_steps`, or 100,000 yield points without device work;
+    ScheduleDivergedError if a replay meets other choices; ScheduleError if a schedule is active
+    already.
     """
     if replay is not None:
         chosen: Strategy = Replay(replay)
@@ -244,26 +243,25 @@ def schedules(
     state: Iterable[Any] | None = None,
     compare: bool = True,
 ) -> ScheduleReport:
-    """Run `step` under `n` schedules, until something goes wrong in one of them.
+    """Run `step` under `n` schedules, until it fails in one of them.
 
-    Wrong is an error that comes out of it, be it the step's own, a deadlock or a livelock; and, if
-    they are compared, other results than in the first schedule, to the bit: what the step returns,
-    and the state that it changes. The schedule that failed is made as short as can be: its token
-    has the fewest deviations from the order by default that still fail in the same way.
+    A failure is an error of the step, a deadlock, a livelock, or results whose bits differ from
+    those of the first schedule: the returned value and the changed state. The failed schedule is
+    then reduced to the fewest deviations from the default order that still fail in the same way.
 
     Args:
-        step: a function without arguments that starts threads, or calls what does.
-        n: how many schedules; fewer where there are no more.
+        step: a function without arguments that starts threads.
+        n: the most schedules to run.
         strategy: "deviate" tries five plain orders (each thread until it waits; the same with
             time-outs as soon as possible; all in turn; the last thread first, without and with
             time-outs), then each single deviation from the first two, then pairs. "random" and
             "pct" try what `simgpu.schedule` does for `seed`, `seed` + 1 and so on.
         state: what `step` changes, to be put back before each schedule, as for `simgpu.sweep`; by
             default what the function names.
-        compare: whether the results have to be equal.
+        compare: whether results have to be equal.
 
-    Returns a `ScheduleReport`. Raises ValueError for what is no strategy, number or seed, and what
-    `simgpu.schedule` raises where a schedule is in force.
+    Returns a `ScheduleReport`. Raises ValueError for a wrong strategy, number or seed, and
+    ScheduleError if a schedule is active already.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n={n!r}: a number from 1 on is expected")
