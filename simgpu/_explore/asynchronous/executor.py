@@ -259,9 +259,9 @@ def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
             Equal seeds give equal orders, if the order of the program's threads is the same.
 
     Yields an object with counts (`deferred`, `at_once`, `pending`). The end of the block waits for
-    all work. So does the beginning of a block within it, which has its own counts. Errors of kernels
-    (indices out of range) come from the call that waits, as DeviceLostError with CUDA's text, and
-    the device is lost from then on. Raises ValueError for a wrong seed.
+    all work. So does the beginning of a block within it, which has its own counts. Errors of
+    kernels (indices out of range) come from the call that waits, as DeviceLostError with CUDA's
+    text, and the device is lost from then on. Raises ValueError for a wrong seed.
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed={seed!r}: a number is expected, or None for the lazy order")
