@@ -51,6 +51,9 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
     def __init__(self, device: torch.device, host: Any = None) -> None:
         """Nothing: a generator is complete after __new__."""
 
+    def __repr__(self) -> str:
+        return f"<torch._C.Generator object at {id(self):#x}>"
+
     @property
     def host(self) -> Any:
         """What kernels draw from for it."""

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import io
 import pickle
+import re
 import threading
 import warnings
 
@@ -142,6 +143,7 @@ def test_attributes_of_a_tensor_name_cuda(cuda):
     assert x.untyped_storage().device == torch.device("cuda:1")
     assert (torch.cuda.Stream(2).device, torch.cuda.Stream(2).device_index) == (cuda[2], 2)
     assert torch.Generator("cuda:3").device == cuda[3]
+    assert re.match("<torch._C.Generator object at 0x", repr(torch.Generator("cuda")))
     assert torch.cuda.Event().device is None
     assert torch.cuda.current_stream(2).record_event().device == cuda[2]
     assert torch.Event("cuda").device == torch.device("cuda")
