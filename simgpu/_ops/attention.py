@@ -33,6 +33,7 @@ from simgpu._core.launch import HOST_KEYS
 from simgpu._ops import attention_kernels  # noqa: F401  # declares the rows of the kernels
 from simgpu._ops.calls import overload
 from simgpu._ops.dtypes import HALVES, SINCE_2_14, name_of
+from simgpu._ops.from_schema import by_name
 from simgpu._ops.table import row
 from simgpu._util.naming import DEVICE_TYPE
 
@@ -467,19 +468,10 @@ def scaled_dot_product_attention(
     return out.squeeze(0) if unbatched else out
 
 
-def fused_sdp_choice(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> int:
+def _fused_sdp_choice(call: Any) -> int:
     """`torch._fused_sdp_choice`: the number of an SDPBackend."""
-    return _kernel_of(Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+    options = call.attn_mask, call.dropout_p or 0.0, bool(call.is_causal), bool(call.enable_gqa)
+    return _kernel_of(Call(call.query, call.key, call.value, *options))
 
 
 def _kernel_of(call: Call) -> int:
@@ -552,4 +544,4 @@ def _summand(call: Call, lowest: float) -> Tensor | None:
 
 
 row("scaled_dot_product_attention", above_autograd=scaled_dot_product_attention)
-row("_fused_sdp_choice", kernel=fused_sdp_choice)
+row("_fused_sdp_choice", make=lambda op: by_name(op, _fused_sdp_choice))

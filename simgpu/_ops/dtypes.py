@@ -103,14 +103,12 @@ HALVES = {**_HALF, torch.bfloat16: torch.float32}
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 # Integers of as many bits, for what is only moved.
 _BITS = {
-    **dict.fromkeys(FLOAT8, torch.uint8),
+    **dict.fromkeys((*FLOAT8, torch.float8_e8m0fnu), torch.uint8),
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
     torch.complex32: torch.int32,
 }
-if hasattr(torch, "float8_e8m0fnu"):  # since 2.7
-    _BITS[torch.float8_e8m0fnu] = torch.uint8
 COMPLEX_HALF = {torch.complex32: torch.complex64}
 INTEGERS_AS_DOUBLES = dict.fromkeys(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64

@@ -13,16 +13,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.torch_version import TorchVersion
 
 from simgpu._core.launch import HOST_KEYS
 from simgpu._ops.calls import schema_of
-from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, Wider, name_of
+from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, SINCE_2_14, Wider, name_of
 from simgpu._ops.table import HostCode, PythonKernel, row
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
-_TAKES_BFLOAT16 = TorchVersion(torch.__version__) >= "2.14"
 _ORTHO = 1
 _NONE, _BY_SIZE = 0, 2
 _MOST_DIMS = 3  # of one plan of cuFFT
@@ -40,7 +38,7 @@ def _kernel(name: str) -> PythonKernel:
     compose = partial(call._handle.redispatch_boxed, HOST_KEYS)
 
     def run(_: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.dtype is torch.bfloat16 and _TAKES_BFLOAT16:
+        if self.dtype is torch.bfloat16 and SINCE_2_14:
             return call(self.float(), *args, **kwargs)
         if self.dtype is not torch.float16:
             return compose(self, *args, **kwargs)

@@ -379,5 +379,4 @@ def rms_norm(
     return normalized
 
 
-if hasattr(torch.ops.aten, "_fused_rms_norm"):  # since a release
-    row("rms_norm", above_autograd=rms_norm)
+row("rms_norm", above_autograd=rms_norm)

@@ -6,7 +6,7 @@ inside it are relabelled or copied, and a tensor of the same kind is put togethe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -369,37 +369,37 @@ def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[...,
 
     own = on_host if facts.host is None else partial(facts.host, on_host)
     kernel = Kernel(op, widened(op, on_host) or own)
-    names, written = schema_of(op).names, schema_of(op).written_names
-    looks = not facts.reads_no_index
-    rules = DeviceRules(op, layout)
+    schema, looks, rules = schema_of(op), not facts.reads_no_index, DeviceRules(op, layout)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = rules.with_numbers_moved(args, kwargs) or (args, kwargs)
         found = _device_of(rules, args, kwargs)
         index = world.current_device() if found is None else found
-        host_args = [_argument_to_host(value, check=looks) for value in args]
-        host_kwargs = {name: _argument_to_host(value) for name, value in kwargs.items()}
+        given = schema.named(args, kwargs)
+
+        def compute(resized: Container[str] = ()) -> tuple[dict[str, Any], Any]:
+            hosts = {
+                name: _resizable_to_host(value) if name in resized else _to_host(value, check=looks)
+                for name, value in given.items()
+            }
+            host_args = [hosts[name] for name in schema.names[: len(args)]]
+            return hosts, launch(kernel, index, host_args, {name: hosts[name] for name in kwargs})
+
         try:
-            result = launch(kernel, index, host_args, host_kwargs)
+            hosts, result = compute()
         except RuntimeError as error:
             if not wants_to_resize(error):
                 raise
             # What is written to gets another number of elements: memory under an alias cannot.
-            read = {True: _resizable_to_host, False: _argument_to_host}
-            pairs = zip(names, args, strict=False)
-            host_args = [read[name in written](value) for name, value in pairs]
-            host_kwargs = {name: read[name in written](v) for name, v in kwargs.items()}
-            result = launch(kernel, index, host_args, host_kwargs)
-        arguments = [*zip(names, args, host_args, strict=False)]
-        arguments += [(name, kwargs[name], host_kwargs[name]) for name in kwargs]
-        for name, value, host in arguments:
-            if name in written and isinstance(value, Tensor) and is_composite(value):
-                _write_back(value, host, index)
+            hosts, result = compute(schema.written_names)
+        for name, value in given.items():
+            if name in schema.written_names and isinstance(value, Tensor) and is_composite(value):
+                _write_back(value, hosts[name], index)
 
         def bring_back(output: Any) -> Any:
-            for _, value, host in arguments:
+            for name, host in hosts.items():
                 if output is host:
-                    return value
+                    return given[name]
             return to_device(output, index) if isinstance(output, Tensor) else output
 
         if isinstance(result, (tuple, list)):
@@ -409,18 +409,18 @@ def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[...,
     return run
 
 
-def _argument_to_host(value: Any, check: bool = True) -> Any:
+def _to_host(value: Any, check: bool = True) -> Any:
     if isinstance(value, Tensor):
         if check and is_composite(value) and not value.is_nested:
             check_invariants(value)
         return to_host(value)
     if isinstance(value, (tuple, list)):
-        return [_argument_to_host(item) if isinstance(item, Tensor) else item for item in value]
+        return [_to_host(item) if isinstance(item, Tensor) else item for item in value]
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 def _resizable_to_host(value: Any) -> Any:
-    host = _argument_to_host(value)
+    host = _to_host(value)
     sparse = isinstance(value, Tensor) and is_composite(value) and not value.is_nested
     return host.clone() if sparse else host
 
