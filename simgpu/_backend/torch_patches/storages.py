@@ -82,10 +82,8 @@ def _checked(size: int) -> int:
 
 @PATCHES.around("torch.UntypedStorage.new", why=_WHY_ALLOCATOR)
 def _new(stock: Callable[..., Any], self: UntypedStorage) -> Any:
-    """`storage.new()`: an empty storage on the same device."""
-    if not _is_simulated(self):
-        return stock(self)
-    return new_storage(0, self.device.index)
+    """`storage.new()`: an empty storage on the current device, as on CUDA."""
+    return new_storage(0, world.current_device()) if _is_simulated(self) else stock(self)
 
 
 @PATCHES.around(

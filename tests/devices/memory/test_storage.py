@@ -268,7 +268,7 @@ STORAGE_USES = {
     "clone": lambda s: s.clone().tolist(),
     "copy": lambda s: copy.copy(s).tolist(),
     "cpu": lambda s: s.cpu().tolist(),
-    "new": lambda s: [s.new().nbytes(), s.new().device == s.device],
+    "new": lambda s: [s.new().nbytes(), s.new().device.type == s.device.type],
     "to": lambda s: s.to(device="cpu").tolist(),
     "type": lambda s: s.type(),
     "iter": lambda s: sum(s),
@@ -283,6 +283,13 @@ def test_a_storage_answers_as_one_on_the_cpu(devices, use, data, slot):
     storage = storage_of(data, place(slot, devices))
     assert STORAGE_USES[use](storage) == STORAGE_USES[use](storage_of(data, "cpu"))
     assert storage.tolist() == data
+
+
+@given(pair=st.tuples(slots, slots))
+def test_new_storage_is_on_current_device(devices, pair):
+    here, current = (place(slot, devices) for slot in pair)
+    with torch.get_device_module(here).device(current):
+        assert torch.UntypedStorage(3, device=here).new().device == current
 
 
 @given(data=st.lists(st.integers(0, 255), min_size=1, max_size=20), pair=st.tuples(slots, slots))

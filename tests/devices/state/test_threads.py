@@ -203,7 +203,8 @@ def test_an_event_belongs_to_the_device_where_it_was_first_recorded(devices):
     other.record(there)
     with module.device(devices[0]):
         end.record()
-    with pytest.raises(RuntimeError, match=r"^Event device 0 does not match .* device 1\.$"):
+    # CUDA prints the index as a character, whose zero ends the text.
+    with pytest.raises(RuntimeError, match=r"^Event device (0 does not match .* device 1\.)?$"):
         begin.record(there)
     there.wait_event(begin)
     module.synchronize(devices[0])
