@@ -39,7 +39,10 @@ def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     if not renaming.is_on():
         # C++ called `_lazy_init` once, within `as_cuda`, and never calls it again.
         torch.cuda._lazy_init()  # type: ignore[no-untyped-call]
-        raise NotImplementedError(f"{op} has no kernel for CUDA in this build of PyTorch")
+        raise NotImplementedError(
+            f"Could not run '{op.name()}' with arguments from the 'CUDA' backend: this build of "
+            "PyTorch has no kernel for it"
+        )
     to_simgpu = renaming.to_simgpu
     return op(
         *[to_simgpu(value) for value in args],
