@@ -45,16 +45,20 @@ def test_readme_fits_one_screen():
 
 def test_readme_has_the_figures_of_the_report():
     text = (ROOT / "docs" / "fidelity.md").read_text("utf-8")
-    report = text.partition("<!-- begin of the report -->")[2].partition("<!-- end")[0]
-    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if line[:2] == "| "]
-    # The first row is the head, the second the line below it.
-    cases, agreed = ({row[0]: int(row[at]) for row in rows[2:]} for at in (3, 5))
+    rows, of_cuda_code = (
+        [line.strip("| ").split(" | ") for line in report.splitlines() if line[:2] == "| "][2:]
+        for name in ("report", "recordings of the emulated CUDA")
+        for report in [text.partition(f"<!-- begin of the {name} -->")[2].partition("<!-- end")[0]]
+    )  # but for the head and the line below it
+    cases, agreed = ({row[0]: int(row[at]) for row in rows} for at in (3, 5))
     others = ("all", "one_h200")
     published = [sum(n for name, n in of.items() if name not in others) for of in (agreed, cases)]
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert cases["one_h200"] == agreed["one_h200"]
     assert f"repeat all {cases['one_h200']} cases recorded there" in readme
-    assert f"and {published[0]} of {published[1]} that other people's GPUs printed" in readme
+    assert f"{published[0]} of {published[1]} that other GPUs printed" in readme
+    *_, count, agree, _ = of_cuda_code[-1]
+    assert f"and {agree} of {count} of PyTorch's own CUDA code" in readme
 
 
 def test_tests_not_run_are_counted():
