@@ -40,7 +40,7 @@ def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         # C++ called `_lazy_init` once, within `as_cuda`, and never calls it again.
         torch.cuda._lazy_init()  # type: ignore[no-untyped-call]
         raise NotImplementedError(
-            f"Could not run '{op.name()}' with arguments from the 'CUDA' backend: this build of "
+            f"Could not run '{op._name}' with arguments from the 'CUDA' backend: this build of "
             "PyTorch has no kernel for it"
         )
     to_simgpu = renaming.to_simgpu

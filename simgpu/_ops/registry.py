@@ -22,7 +22,7 @@ import torch
 from simgpu._core import hooks as core_hooks
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import found_no_kernel
-from simgpu._native.dispatch_tables import use_cpu_kernels
+from simgpu._native.dispatch_tables import use_cpu_kernels, written
 from simgpu._ops import (  # noqa: F401  # each declares the rows of its family
     attention,
     autocast,
@@ -46,7 +46,7 @@ from simgpu._ops.from_schema import as_it_is, device_kernel
 from simgpu._ops.program_kernels import check_not_for_cpu_only
 from simgpu._ops.rules import checked, ruled
 from simgpu._ops.table import Layout, Op, PythonKernel, facts_of, named, row
-from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.naming import DEVICE_TYPE, visible_text
 from simgpu.errors import UnsupportedError
 
 _KEY = "PrivateUse1"
@@ -170,6 +170,38 @@ def _composite_kernels(layout: Layout) -> Iterator[tuple[str, PythonKernel]]:
             yield name, checked(one, sparse_and_nested.composite_kernel(layout, one))
 
 
+# Of tensors that are not strided, or are quantized.
+_OTHER_LAYOUTS = [
+    f"{layout}{backend}"
+    for layout in ("Sparse", "SparseCsr", "NestedTensor", "Quantized", "Mkldnn")
+    for backend in ("CPU", _KEY)
+    if (layout, backend) not in (("Quantized", _KEY), ("Mkldnn", _KEY))
+]
+
+
+def _missing_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
+    """What refuses operators of strided tensors that run the CPU's kernel on a device.
+
+    The dispatcher's own report first looks whether its tables are as it fills them, and ends in an
+    assertion where `use_cpu_kernels` has written.
+    """
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+
+    def refusing(name: str) -> PythonKernel:
+        def refuse(*_: Any, **__: Any) -> Any:
+            backend = visible_text(key.replace(_KEY, DEVICE_TYPE))
+            raise NotImplementedError(
+                f"Could not run '{name}' with arguments from the '{backend}' backend: PyTorch has "
+                "no kernel for it"
+            )
+
+        return refuse
+
+    for name in written:
+        if not has_kernel(name, key):
+            yield name.removeprefix("aten::"), refusing(name)
+
+
 def register() -> list[torch.library.Library]:
     """Register everything; the registrations last as long as the returned libraries."""
     above_autograd = named("above_autograd").items()
@@ -190,6 +222,7 @@ def register() -> list[torch.library.Library]:
     ]
     kinds = named("kind").items()
     use_cpu_kernels(overload(name) for name, kind in kinds if kind == "metadata")
+    libraries += [register_kernels(key, _missing_kernels(key)) for key in _OTHER_LAYOUTS]
     core_hooks.wrong_on_meta.update(named("wrong_on_meta"))
     return libraries
 

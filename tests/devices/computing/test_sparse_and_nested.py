@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.observe import place
+
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 columns = st.lists(st.integers(0, 4), min_size=2, max_size=4)
 
@@ -54,15 +56,15 @@ def test_a_view_of_a_nested_tensor_is_one(devices, data, view, rows):
     """It shares memory and versions, in inference mode as well, as on the CPU."""
     device, inference = data.draw(st.sampled_from(devices)), data.draw(st.booleans())
     answers = []
-    for place in (device, torch.device("cpu")):
+    for where in (device, torch.device("cpu")):
         x = torch.nested.nested_tensor(
-            [torch.arange(3.0 * n).view(n, 3) for n in rows], device=place
+            [torch.arange(3.0 * n).view(n, 3) for n in rows], device=where
         )
         with torch.inference_mode(inference):
             y = VIEWS[view](x)
         before = x._version
         x.mul_(2)
-        assert y.device == place
+        assert y.device == where
         leaves = y.unbind() if y.is_nested else [y]
         seen = y.is_inference(), x._version - before, [leaf.tolist() for leaf in leaves]
         answers.append(seen)
@@ -156,6 +158,23 @@ def test_compressed_zeros_are_made_of_anything(devices, data, layout, shape, und
     for x in (made, other.zero_()):
         assert (x.device, x.layout, x._nnz()) == (device, layout, 0)
         assert x.to_dense().tolist() == zeros
+
+
+STRIDED_ONLY = {
+    "view": lambda x: x.view(9),
+    "as_strided": lambda x: x.as_strided((3,), (1,)),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@given(name=st.sampled_from(sorted(STRIDED_ONLY)), slot=st.integers(-1, 7))
+def test_sparse_tensors_have_no_strided_views(devices, layout, name, slot):
+    """On the CPU as well, whose kernels devices share."""
+    x = torch.eye(3).to_sparse(layout=layout).to(place(slot, devices))
+    with pytest.raises(NotImplementedError, match=f"Could not run 'aten::{name}' with arguments"):
+        STRIDED_ONLY[name](x)
 
 
 def test_operators_without_a_cuda_kernel_are_refused(devices):
