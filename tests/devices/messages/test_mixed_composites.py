@@ -32,7 +32,7 @@ CASES = composites.by_name()
 # Operators of sparse and nested tensors that copy, or look at no memory, and those that only
 # CUDA's own kernels call.
 MIXES = ("copy_", "copy_sparse_to_sparse_", "fill_.Tensor", "is_same_size")
-MIXES += ("set_.source_Tensor",)  # refused for all of these tensors
+MIXES += ("set_.source_Tensor", "_nested_view_from_buffer")  # refused for all of these tensors
 UNTRIED = {
     "Sparse": (),
     "SparseCsr": ("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"),  # CUDA has none
