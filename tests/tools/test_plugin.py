@@ -316,7 +316,9 @@ MODULES = {
 
 @pytest.mark.parametrize("outcome", MODULES)
 def test_a_module_that_wants_cuda_is_counted(pytester, monkeypatch, outcome):
-    """It makes its model, or skips itself, where it is imported."""
+    """It makes its model, or skips itself, where it is imported; also after `as_cuda` has ended."""
+    with simgpu.as_cuda(1):
+        torch.ones(1).cuda()
     monkeypatch.setattr(header, "_has_cuda", lambda: False)
     pytester.makepyfile(f"{MODULES[outcome]}\n\ndef test_it():\n    pass\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
