@@ -81,7 +81,7 @@ def _sharing(config: pytest.Config, pool: pools.Pool) -> str:
 # Hints for tests that failed because a device is not there: the error comes from torch or from
 # simgpu, and neither knows that pytest runs it.
 
-# Errors of torch about "cuda" where there is none: a build for the CPU, also once as_cuda has ended,
+# Errors of torch about "cuda" where there is none: a build for the CPU, before and after `as_cuda`,
 # and one with CUDA.
 _NO_CUDA = (
     "Torch not compiled with CUDA enabled",
