@@ -170,13 +170,9 @@ def _composite_kernels(layout: Layout) -> Iterator[tuple[str, PythonKernel]]:
             yield name, checked(one, sparse_and_nested.composite_kernel(layout, one))
 
 
-# Of tensors that are not strided, or are quantized.
-_OTHER_LAYOUTS = [
-    f"{layout}{backend}"
-    for layout in ("Sparse", "SparseCsr", "NestedTensor", "Quantized", "Mkldnn")
-    for backend in ("CPU", _KEY)
-    if (layout, backend) not in (("Quantized", _KEY), ("Mkldnn", _KEY))
-]
+# Dispatch keys of tensors that are not strided, or are quantized.
+_OTHER_KEYS = [f"{layout}{of}" for layout in sparse_and_nested.KEYS for of in ("CPU", _KEY)]
+_OTHER_KEYS += ["QuantizedCPU", "MkldnnCPU"]
 
 
 def _missing_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
@@ -222,7 +218,7 @@ def register() -> list[torch.library.Library]:
     ]
     kinds = named("kind").items()
     use_cpu_kernels(overload(name) for name, kind in kinds if kind == "metadata")
-    libraries += [register_kernels(key, _missing_kernels(key)) for key in _OTHER_LAYOUTS]
+    libraries += [register_kernels(key, _missing_kernels(key)) for key in _OTHER_KEYS]
     core_hooks.wrong_on_meta.update(named("wrong_on_meta"))
     return libraries
 

@@ -140,7 +140,6 @@ class DeviceProperties(NamedTuple):
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """Name, capability, memory in bytes, multiprocessors and others of `device`."""
-    world.initialize()
     state = _device_of_id(device, "device")
     model = state.model
     major, minor = model.compute_capability
@@ -173,6 +172,7 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
 
 def _device_of_id(device: DeviceLike, what: str) -> Device:
     """The device with this index; for others what Python code of torch.cuda raises."""
+    world.initialize()
     index = device if isinstance(device, int) else world.resolve(device)
     count = world.device_count()
     if count and not 0 <= index < count:
@@ -204,7 +204,6 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     """Whether two different devices can copy to each other directly: any two can."""
-    world.initialize()
     return _device_of_id(device, "device") is not _device_of_id(peer_device, "peer device")
 
 
