@@ -11,7 +11,7 @@ status          which of these work in this process
 Each file checks what it assumes before it writes, and falls back or raises UnsupportedError where
 that does not hold. "Native tricks" in docs/architecture.md has a row for each.
 
-May import: `errors`, `_util`, `torch`, `ctypes`, `mmap`.
+May import: `_native/memory`, `errors`, `_util`, `torch`, `ctypes`, `mmap`.
 """
 
 import sys

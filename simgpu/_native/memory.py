@@ -3,6 +3,8 @@
 `words[address >> 3]` is the word at `address`. Indexing this array is four times faster than making
 a ctypes object for every address, and `relabel` does it for every argument of every
 operator. It checks nothing: the code that writes a word has to know its meaning.
+
+May import: `_util`, `torch`, `ctypes`.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ def table(package, tree):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def page(text, tree):
+def page(text):
     """The page with its tables as the docstrings have them."""
+    tree = read_tree()
 
     def anew(found):
         comment = found[0].partition("\n")[0]
@@ -38,4 +39,4 @@ def page(text, tree):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), read_tree()), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

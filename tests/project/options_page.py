@@ -108,7 +108,7 @@ def commands():
         yield name, command.description, [_row(action) for action in shown]
 
 
-def page():
+def page(_=""):
     """The text of the page."""
     plugin, markers, fixtures = of_pytest()
     text = f"{HEAD}\n## Options of pytest\n\n{_table(('option', 'what it does'), plugin)}"

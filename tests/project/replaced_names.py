@@ -110,7 +110,7 @@ def markdown(section):
     return "\n".join(lines)
 
 
-def page():
+def page(_=""):
     """The whole page."""
     sections = (markdown(section) for section in FILES)
     return "\n".join([HEAD, *sections]).rstrip() + "\n"

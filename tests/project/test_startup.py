@@ -14,6 +14,12 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
+@pytest.mark.parametrize("module", ["simgpu", "simgpu.pytest_plugin"])
+def test_simgpu_and_its_plugin_import_no_torch(python, module):
+    done = python("-c", f"import sys, {module}; print('torch' in sys.modules)")
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 def test_import_torch_loads_next_to_nothing(python):
     """Without SIMGPU_DEVICE_COUNT, a few small files, and nothing of torch or of other packages."""
     done = python("-c", CALL, **ALONE)
