@@ -1,8 +1,8 @@
-"""The pytest plugin: what its options give, what they refuse, and what a test starts with."""
+"""The pytest plugin: which devices its options give, what a test starts with, and its hints."""
 
 import contextlib
 import os
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,78 +11,51 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._pytest import header
-from simgpu._pytest.header import _WANTS_CUDA, cuda_lines, hint_for
-from simgpu._pytest.options import DEFAULT_COUNT, SessionOptions
+from simgpu._pytest.header import hint_for
+from simgpu._pytest.options import DEFAULT_COUNT, SessionOptions, Worker
 from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool, use_one_thread
 from simgpu.errors import InvalidDeviceError
 
 
 @pytest.mark.parametrize(
-    ("options", "here", "ordinals"),
+    ("options", "worker", "here", "ordinals", "sharers"),
     [
-        (("auto", None, False), 0, None),
-        (("auto", None, False), 1, None),
-        (("auto", 4, False), 1, None),
-        (("auto", None, False), 2, (0, 1)),
-        (("auto", 2, False), 4, (0, 1)),
-        (("auto", None, False), 16, tuple(range(8))),
-        (("simgpu", None, False), 4, None),
-        (("cuda", None, False), 1, (0,)),
-        (("cuda", 3, False), 4, (0, 1, 2)),
-        (("auto", None, True), 1, (0,) * 8),
-        (("cuda", 3, True), 1, (0,) * 3),
+        (("auto", None, False), None, 0, None, 1),
+        (("auto", None, False), None, 1, None, 1),
+        (("auto", 4, False), None, 1, None, 1),
+        (("auto", None, False), None, 2, (0, 1), 1),
+        (("auto", 2, False), None, 4, (0, 1), 1),
+        (("auto", None, False), None, 16, tuple(range(8)), 1),
+        (("simgpu", None, False), None, 4, None, 1),
+        (("cuda", None, False), None, 1, (0,), 1),
+        (("cuda", 3, False), None, 4, (0, 1, 2), 1),
+        (("auto", None, True), None, 1, (0,) * 8, 1),
+        (("cuda", 3, True), None, 1, (0,) * 3, 1),
+        (("auto", None, False), (3, 4), 8, (6, 7), 1),
+        (("cuda", None, False, 4), (1, 4), 8, (4, 5, 6, 7), 2),
+        (("cuda", None, False, 1), (2, 3), 3, (2,), 1),
+        (("cuda", 4, False), (1, 2), 8, (4, 5, 6, 7), 1),
+        (("cuda", 1, False, 2), (1, 2), 8, (2,), 1),
+        (("cuda", None, False), (1, 3), 1, (0,), 3),
+        (("cuda", None, False), (4, 5), 4, (0, 1), 3),
+        (("cuda", 3, True), (1, 4), 1, (0,) * 3, 4),
     ],
 )
-def test_options_choose_the_devices(gpus, options, here, ordinals):
+def test_options_and_worker_choose_the_devices(gpus, options, worker, here, ordinals, sharers):
     gpus(here)
-    pool = choose_pool(SessionOptions(*options))
+    options = SessionOptions(*options)
+    pool = choose_pool(replace(options, worker=worker and Worker(*worker)))
     if ordinals is None:
         assert isinstance(pool, SimulatedPool)
-        assert pool.count == options[1] or pool.count == DEFAULT_COUNT
+        assert pool.count == (options.count or DEFAULT_COUNT)
         assert "simulated" in pool.describe()
     else:
         assert isinstance(pool, CudaPool)
-        assert pool.ordinals == ordinals
-        assert pool.count == len(ordinals)
+        assert (pool.ordinals, pool.count, pool.sharers) == (ordinals, len(ordinals), sharers)
         assert pool.distinct == (len(set(ordinals)) == len(ordinals))
         assert ("oversubscribed" in pool.describe()) == (not pool.distinct)
         assert str(len(ordinals)) in pool.describe()
-
-
-@pytest.mark.parametrize(
-    ("options", "here", "says"),
-    [
-        (("cuda", None, False), 0, "finds none here"),
-        (("cuda", 3, False), 2, "asks for more than the 2 GPUs here"),
-        (("cuda", 2, False), 1, "more than the 1 GPU here"),
-        (("cuda", None, True), 0, "needs a real GPU"),
-        (("auto", None, True), 0, "needs a real GPU"),
-        (("simgpu", None, True), 1, "cannot be combined with --devices simgpu"),
-    ],
-)
-def test_options_that_cannot_be_met(gpus, options, here, says):
-    gpus(here)
-    with pytest.raises(pytest.UsageError, match=says):
-        choose_pool(SessionOptions(*options))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--device-count", "0"], "from 1 to 64, not 0"),
-        (["--device-count", "65"], "from 1 to 64, not 65"),
-        (["--devices", "simgpu", "--oversubscribe"], "cannot be combined"),
-        (["--devices", "tpu"], "invalid choice"),
-        (["--devices", "4"], "--device-count 4 says how many"),
-        (["--schedule", "abc"], "--schedule abc: * is no token of a schedule"),
-    ],
-)
-def test_a_wrong_option_ends_the_session_at_its_start(pytester, arguments, says):
-    pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest_inprocess(*arguments)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*{says}*"])
-    result.stdout.no_fnmatch_line("*passed*")
+        assert pool.seed == (worker[0] if worker else 0)
 
 
 # A suite as users have one, run in a session of its own.
@@ -128,7 +101,7 @@ def test_examples_share_the_devices_of_their_test(devices, data):
 """
 
 
-def test_a_session_on_simulated_devices(pytester):
+def test_session_has_the_devices_of_its_options(pytester):
     """All of a suite, under strict warnings; with too few devices a skip that has both numbers."""
     pytester.makepyfile(SUITE)
     options = ("--devices", "simgpu", "--device-count", "3")
@@ -180,7 +153,7 @@ def test_no_marker():
 """
 
 
-def test_the_marker_without_fixture_gives_devices(pytester):
+def test_marker_gives_devices_without_the_fixture(pytester):
     pytester.makepyfile(MARKED)
     options = ("--devices", "simgpu", "--device-count", "4", "-W", "error", "--strict-markers")
     result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider")
@@ -218,7 +191,7 @@ def test_an_index(devices):
 
 
 @pytest.mark.full
-def test_a_device_that_is_not_there_gets_a_hint(pytester):
+def test_missing_device_gets_a_hint(pytester):
     pytester.makepyfile(NAMES)
     result = pytester.runpytest_subprocess("--devices", "simgpu", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=7)
@@ -244,19 +217,8 @@ def test_no_advice_names_an_option_in_use(index, count, has, as_cuda):
     reported = hint_for(text_of_error(index, count), has, as_cuda) or ""
     assert ("--device-count" in reported) == (count > 0 and (has or as_cuda))
     assert ("take the fixture" in reported) == (count == 0 and not has and not as_cuda)
-
-
-@pytest.mark.full
-def test_no_advice_for_cuda_names_when_already_used(pytester):
-    pytester.makepyfile(
-        """
-        def test_it(devices):
-            raise AssertionError("Torch not compiled with CUDA enabled")
-        """
-    )
-    result = pytester.runpytest_subprocess("--as-cuda", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=1)
-    assert "- simgpu -" not in result.stdout.str()
+    reported = hint_for("Torch not compiled with CUDA enabled", has, as_cuda) or ""
+    assert ("--as-cuda" in reported) == (has and not as_cuda)
 
 
 WANTS_CUDA = """
@@ -292,7 +254,7 @@ def test_fails_before():
 
 @pytest.mark.full
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]])
-def test_a_session_without_cuda_says_how_many_tests_wanted_it(pytester, workers):
+def test_session_without_cuda_counts_tests_that_need_it(pytester, workers):
     """Once, at its end, and not where --as-cuda is given. pytest warns of no module of ours."""
     pytester.makepyfile(WANTS_CUDA)
     options = ("-p", "no:cacheprovider", *workers)
@@ -315,7 +277,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("outcome", MODULES)
-def test_a_module_that_wants_cuda_is_counted(pytester, monkeypatch, outcome):
+def test_session_without_cuda_counts_modules_that_need_it(pytester, monkeypatch, outcome):
     """It makes its model, or skips itself, where it is imported; also after `as_cuda` has ended."""
     with simgpu.as_cuda(1):
         torch.ones(1).cuda()
@@ -329,36 +291,14 @@ def test_a_module_that_wants_cuda_is_counted(pytester, monkeypatch, outcome):
         result.stdout.no_fnmatch_line("*for want of CUDA*")
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "lines"),
-    [
-        ([], []),
-        (["skipped"], ["1 skipped for want of CUDA"]),
-        (["failed", "failed"], ["2 failed for want of CUDA"]),
-        (["skipped", "failed", "skipped"], ["2 skipped and 1 failed for want of CUDA"]),
-    ],
-)
-def test_the_line_about_cuda_counts_what_reports_note(outcomes, lines):
-    reports = [SimpleNamespace(user_properties=[(_WANTS_CUDA, outcome)]) for outcome in outcomes]
-    reports.append(SimpleNamespace())  # a module that skipped itself
-    assert [line.partition(":")[0] for line in cuda_lines(reports)] == lines
-
-
-def test_a_session_without_devices_does_not_import_torch(pytester):
-    pytester.makepyfile(
-        """
-        import sys
-
-        def test_it():
-            assert "torch" not in sys.modules
-        """
-    )
+def test_session_without_devices_imports_no_torch(pytester):
+    pytester.makepyfile("import sys\ndef test_it(): assert 'torch' not in sys.modules")
     for arguments in ([], ["--devices", "simgpu"]):
         pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
 
 
-def test_the_number_of_threads_is_the_users_where_he_gives_one(monkeypatch):
-    """Else a worker has one thread: tests/test_plugin_workers.py."""
+def test_workers_use_the_number_of_threads_of_the_environment(monkeypatch):
+    """Else a worker has one thread: test_plugin_workers.py."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = torch.get_num_threads()
     use_one_thread()

@@ -80,7 +80,7 @@ def suite(pytester):
     return pytester
 
 
-def test_the_suite_runs_where_no_gpu_is(suite):
+def test_suite_for_cuda_passes_without_a_gpu(suite):
     """In a worker too, which is another process."""
     options = ("--devices", "simgpu", "--as-cuda", "--device-count", "3", "-W", "error")
     result = suite.runpytest_inprocess(*options, "-n", "1")
@@ -110,7 +110,7 @@ def test_memory():
 
 
 @pytest.mark.full
-def test_child_processes_have_the_devices_too(pytester):
+def test_child_processes_have_the_devices(pytester):
     """A worker, and the child of a worker."""
     pytester.makepyfile(CHILDREN)
     options = ("--as-cuda", "--device-count", "3", "--device-memory", "1MiB,2MiB,3MiB", "-n", "1")
@@ -129,7 +129,7 @@ def test_only_the_failing_conftest_is_reported(pytester):
     result.stderr.no_fnmatch_line("*Exception ignored*")
 
 
-def test_without_the_option_nothing_is_there(suite, monkeypatch):
+def test_suite_is_skipped_without_the_option(suite, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     suite.runpytest_inprocess("--devices", "simgpu").assert_outcomes(skipped=8)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._pytest import pools
-from simgpu._pytest.options import SessionOptions, Worker, add_options, read_options
-from simgpu._pytest.pools import CudaPool, choose_pool, describe, group_of
+from simgpu._pytest.options import Worker, add_options, read_options
+from simgpu._pytest.pools import CudaPool, describe, group_of
 
 
 @given(size=st.integers(1, 8), spare=st.integers(0, 8), workers=st.integers(1, 20))
@@ -57,46 +57,7 @@ def test_the_notice_is_only_about_sharing(workers):
     assert (f"1/{most} of its memory" in text) == (most > 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "worker", "here", "ordinals", "sharers"),
-    [
-        (("cuda", None, False, None), (0, 4), 8, (0, 1), 1),
-        (("cuda", None, False, None), (3, 4), 8, (6, 7), 1),
-        (("auto", None, False, None), (3, 4), 8, (6, 7), 1),
-        (("cuda", None, False, 4), (1, 4), 8, (4, 5, 6, 7), 2),
-        (("cuda", None, False, 1), (2, 3), 3, (2,), 1),
-        (("cuda", 4, False, None), (1, 2), 8, (4, 5, 6, 7), 1),
-        (("cuda", 1, False, 2), (1, 2), 8, (2,), 1),
-        (("cuda", None, False, None), (1, 3), 1, (0,), 3),
-        (("cuda", None, False, None), (4, 5), 4, (0, 1), 3),
-        (("cuda", 3, True, None), (1, 4), 1, (0, 0, 0), 4),
-    ],
-)
-def test_a_worker_has_its_group(gpus, options, worker, here, ordinals, sharers):
-    gpus(here)
-    pool = choose_pool(SessionOptions(*options, Worker(*worker)))
-    assert isinstance(pool, CudaPool)
-    assert (pool.ordinals, pool.sharers, pool.seed) == (ordinals, sharers, worker[0])
-
-
-@pytest.mark.parametrize(
-    ("options", "here", "says"),
-    [
-        (("cuda", None, False, 4), 2, "--gpus-per-worker 4 asks for more than the 2 GPUs here"),
-        (("cuda", None, False, 2), 0, "asks for more than the 0 GPUs here"),
-        (("auto", None, False, 2), 1, "asks for more than the 1 GPU here"),
-        (("cuda", 4, False, 2), 8, "--device-count 4 asks for more than --gpus-per-worker 2"),
-        (("simgpu", None, False, 2), 8, "cannot be combined with --devices simgpu"),
-        (("cuda", None, True, 2), 8, "cannot be combined with --oversubscribe"),
-    ],
-)
-def test_impossible_numbers_of_gpus_are_refused(gpus, options, here, says):
-    gpus(here)
-    with pytest.raises(pytest.UsageError, match=says):
-        choose_pool(SessionOptions(*options))
-
-
-def test_a_shared_gpu_is_used_in_parts_and_with_a_seed_of_the_worker(monkeypatch):
+def test_workers_of_one_gpu_share_its_memory_and_have_own_seeds(monkeypatch):
     called = []
 
     def fake(name):
@@ -160,9 +121,3 @@ def test_workers_on_a_machine_with_four_gpus(pytester, monkeypatch):
             "3 tests skipped: each needs 4 devices, this session has 2",
         ]
     )
-
-
-def test_a_size_that_is_none_is_refused_at_the_start(pytester):
-    result = pytester.runpytest_inprocess("--gpus-per-worker", "0")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpus-per-worker must be 1 or more, not 0*"])

@@ -166,12 +166,6 @@ def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
     assert len(set(seen)) == most
 
 
-@pytest.mark.parametrize("arguments", [["--schedules", "0"], ["--schedules", "many"]])
-def test_invalid_number_of_schedules_is_refused(pytester, arguments):
-    result = pytester.runpytest(*arguments)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-
-
 def test_a_token_of_no_known_test_says_what_to_do(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert __main__.main(["replay", "S1fAAA"]) == 4

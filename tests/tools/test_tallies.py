@@ -32,71 +32,60 @@ RUN = {
     "hypothesis": "6.1",
 }  # fmt: skip
 
-examples = st.builds(
+names = st.sampled_from("ab")
+slow_examples = st.builds(
     SlowExample,
     seconds=st.integers(0, 9).map(float),
     property=st.sampled_from([f"p{k}" for k in range(14)]),
 )
+counts = st.dictionaries(
+    st.tuples(st.integers(0, 70), st.integers(1, 8)), st.integers(1, 9), max_size=5
+)
 
 
-@given(workers=st.lists(st.lists(examples, max_size=30), min_size=1, max_size=3))
-def test_the_slowest_examples_are_of_ten_properties(workers):
-    """One of each, its slowest, whatever process it ran in and in which order."""
-    total = Tally()
-    for seen in workers:
-        tally = Tally()
-        for example in seen:
-            tally.add_slow(example)
+@st.composite
+def tallies(draw):
+    tally = Tally()
+    tally.examples = Counter(draw(st.dictionaries(names, st.integers(1, 99))))
+    tally.combinations, tally.failed = Counter(draw(counts)), Counter(draw(counts))
+    tally.switches = Counter(draw(st.dictionaries(st.integers(0, 3), st.integers(1, 9))))
+    tally.worst = draw(st.dictionaries(names, st.floats(0, 1)))
+    shown = draw(st.dictionaries(names, st.text("n=123", min_size=1)))
+    tally.failures = {key: dataclasses.replace(FAILURE, example=shown[key]) for key in shown}
+    slow = draw(st.lists(slow_examples, max_size=30))
+    for example in slow:
+        tally.add_slow(example)
+    return tally, slow
+
+
+@given(many=st.lists(tallies(), max_size=3))
+def test_tallies_of_workers_add_up(many):
+    """Of each failure the shortest example stays, and of ten properties the slowest one."""
+    total, workers = Tally(), [tally for tally, _ in many]
+    for tally in workers:
         total.add(pickle.loads(pickle.dumps(tally)))
+    for name in ("examples", "combinations", "failed", "switches"):
+        assert getattr(total, name) == sum((getattr(each, name) for each in workers), Counter())
+    for name in "ab":
+        errors = [tally.worst[name] for tally in workers if name in tally.worst]
+        assert total.worst.get(name) == (max(errors) if errors else None)
+        examples = [tally.failures[name].example for tally in workers if name in tally.failures]
+        assert (name in total.failures) == bool(examples)
+        assert not examples or len(total.failures[name].example) == min(map(len, examples))
     worst = {}
-    for example in itertools.chain(*workers):
+    for example in itertools.chain(*(slow for _, slow in many)):
         worst[example.property] = max(example.seconds, worst.get(example.property, 0.0))
     assert [one.seconds for one in total.slowest] == sorted(worst.values(), reverse=True)[:10]
     assert len({one.property for one in total.slowest}) == len(total.slowest)
     assert all(one.seconds == worst[one.property] for one in total.slowest)
 
 
-@given(
-    workers=st.lists(
-        st.dictionaries(st.sampled_from("ab"), st.text("n=123", min_size=1), max_size=2),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_the_shortest_example_of_all_workers_is_kept(workers):
-    """Each shrinks by itself, and not all come to the end."""
-    total = Tally()
-    for found in workers:
-        tally = Tally()
-        for key, example in found.items():
-            tally.failures[key] = dataclasses.replace(FAILURE, example=example)
-        total.add(pickle.loads(pickle.dumps(tally)))
-    for key in "ab":
-        lengths = [len(found[key]) for found in workers if key in found]
-        if lengths:
-            assert len(total.failures[key].example) == min(lengths)
-            assert total.failures[key].combination == (2, 2)
-        else:
-            assert key not in total.failures
-
-
-@settings(max_examples=6)
-@given(
-    workers=st.lists(
-        st.dictionaries(st.integers(0, 3), st.integers(1, 9), max_size=3), min_size=1, max_size=3
-    )
-)
-def test_switches_of_all_workers_are_counted_and_reported(workers):
-    """In the page as in its twin: of how many examples another thread went on in between."""
-    total = Tally()
-    for seen in workers:
-        tally = Tally()
-        tally.switches = Counter(seen)
-        total.add(pickle.loads(pickle.dumps(tally)))
-    expected = sum(map(Counter, workers), Counter())
-    assert total.switches == expected
-    assert report.as_json(total, RUN)["switches"] == {str(n): expected[n] for n in sorted(expected)}
-    page = " ".join(report.as_html(total, RUN).split())
+@given(switches=st.dictionaries(st.integers(0, 3), st.integers(1, 9), max_size=3))
+def test_page_counts_examples_in_which_threads_switched(switches):
+    tally = Tally()
+    tally.switches = expected = Counter(switches)
+    assert report.as_json(tally, RUN)["switches"] == {str(n): expected[n] for n in sorted(expected)}
+    page = " ".join(report.as_html(tally, RUN).split())
     many, switched = expected.total(), expected.total() - expected[0]
     words = f"drew the order of threads as well: in {switched} of them another thread went on in"
     assert (words in page) == (many > 0)
@@ -113,8 +102,8 @@ combinations = st.dictionaries(
 
 
 @given(seen=combinations, low=st.integers(1, 4), more=st.integers(0, 3))
-def test_every_batch_has_one_cell_of_the_map(seen, low, more):
-    """Up to 64 one of its own; the one behind is of all that are larger."""
+def test_map_has_one_cell_for_every_batch(seen, low, more):
+    """Up to 64 one of its own; the last one counts all that are larger."""
     tally = Tally()
     tally.combinations, tally.failed = Counter(seen), Counter(dict.fromkeys(list(seen)[:2], 1))
     rows = heat_map(tally, low, low + more)
@@ -135,7 +124,7 @@ def test_every_batch_has_one_cell_of_the_map(seen, low, more):
 
 
 @given(fails=st.booleans(), interrupted=st.booleans())
-def test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure(fails, interrupted):
+def test_campaign_stopped_after_a_failure_ends_with_1(fails, interrupted):
     """Ctrl-C too: a script that goes by the status must not take the failure for a success."""
 
     def session(self, left):
@@ -167,7 +156,7 @@ def test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure(fails, interru
     assert (FAILURE.property in said.getvalue()) == fails
 
 
-def test_each_error_of_one_line_has_the_code_of_its_own_example(request, tmp_path):
+def test_each_error_of_a_line_has_the_code_of_its_example(request, tmp_path):
     """A property in which the same line fails, with an error of one type or of the other."""
 
     @settings(max_examples=50, database=None, print_blob=True)

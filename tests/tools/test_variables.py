@@ -1,4 +1,4 @@
-"""The environment variables that give a process devices: what they say, and who is told of what."""
+"""The environment variables that give a process devices, and errors that name them."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ from simgpu.errors import InvalidDeviceError
 
 
 @pytest.mark.full
-def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
+def test_run_takes_variables_where_no_option_is_given(python):
     code = (
         "import torch; n = torch.cuda.device_count();"
         "print(n, [torch.cuda.mem_get_info(k)[1] >> 20 for k in range(n)])"
@@ -31,24 +31,22 @@ def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
     assert "SIMGPU_DEVICE_MEMORY: memory='much' must be" in wrong.stderr.splitlines()[-1]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("value", ["many", "65"])
-def test_wrong_number_of_devices_is_refused_in_one_line(python, value):
-    done = python("-c", "import torch; print('ran')", SIMGPU_DEVICE_COUNT=value)
-    says = f"simgpu: SIMGPU_DEVICE_COUNT={value!r} must be a number from 1 to 64\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
-
-
-WRONG = {"SIMGPU_DEVICE_MEMORY": "memory", "SIMGPU_MODEL": "model", "SIMGPU_RNG": "rng"}
+WRONG = {
+    "SIMGPU_DEVICE_COUNT": "65",
+    "SIMGPU_DEVICE_MEMORY": "1GiB,2GiB,3GiB",
+    "SIMGPU_MODEL": "T9",
+    "SIMGPU_RNG": "mine",
+}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_variable_is_refused_in_one_line(python, name):
-    reported = {"SIMGPU_DEVICE_COUNT": "2", name: "1GiB,2GiB,3GiB"}
-    done = python("-c", "import torch; print('ran')", **reported)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"simgpu: {name}: {WRONG[name]}")
+    done = python(
+        "-c", "import torch; print('ran')", **{"SIMGPU_DEVICE_COUNT": "2", name: WRONG[name]}
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"simgpu: {name}")
     assert done.stderr.count("\n") == 1
 
 
@@ -67,7 +65,7 @@ def test_error_of_a_wrong_device_sort_names_its_origin(name, text, is_option):
     assert said.startswith(f"--{option} {value}: {option}" if is_option else f"{name}: {option}")
 
 
-def told_of_an_index_past(count, excess):
+def error_of_an_index_past(count, excess):
     with pytest.raises(InvalidDeviceError) as raised:
         torch.ones(1, device=f"simgpu:{count + excess}")
     return str(raised.value).rpartition(f"simgpu:{count - 1}")[2]
@@ -80,9 +78,9 @@ def test_index_past_the_last_device_names_the_setting(count, excess, data):
         try:
             fewer = data.draw(strategies.device_counts(max_value=count))
             with world.limited_to(fewer):  # a marker says how many
-                assert told_of_an_index_past(fewer, excess) == ""
+                assert error_of_an_index_past(fewer, excess) == ""
             says = "; SIMGPU_DEVICE_COUNT, or --devices of `simgpu run`, is their number"
-            assert told_of_an_index_past(count, excess) == says
+            assert error_of_an_index_past(count, excess) == says
         finally:
             world.leave(world.current_world())
 
@@ -91,7 +89,7 @@ ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126))
 
 
 @given(value=st.sampled_from(["", "0", "1", "force", "false", "no"]) | ASCII)
-def test_devices_go_by_the_name_of_cuda_where_that_is_said(value):
+def test_variable_gives_devices_the_name_of_cuda(value):
     names = {"": "", "0": "", "1": "1", "force": "force"}
     with mock.patch.dict(os.environ, {config_options.AS_CUDA: value}):
         if value in names:
@@ -102,7 +100,7 @@ def test_devices_go_by_the_name_of_cuda_where_that_is_said(value):
     assert str(raised.value).startswith(f"{config_options.AS_CUDA}={value!r}")
 
 
-def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
+def test_sessions_of_a_campaign_get_no_variables(monkeypatch):
     from simgpu._fuzz.sessions import SessionSettings
 
     for name in config_options.NAMES:
@@ -126,7 +124,7 @@ def test_info_names_variables_that_are_not_known(names, known):
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
-def test_the_variables_count_whatever_is_imported_first(python, first):
+def test_variables_hold_in_any_order_of_imports(python, first):
     reported = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
     asks = "torch.cuda.device_count(), torch.cuda.get_device_properties(1).total_memory"
     done = python("-c", f"import simgpu; {first}; import torch; print({asks})", **reported)

@@ -114,22 +114,6 @@ def test_a_fixture_of_the_suites_own(pytester):
     )
 
 
-WITHIN = """
-import simgpu
-
-def test_it(devices):
-    with simgpu.devices(2):
-        pass
-"""
-
-
-def test_more_devices_within_a_test_are_refused_with_what_to_do(pytester):
-    pytester.makepyfile(WITHIN)
-    result = pytester.runpytest_inprocess(*OPTIONS)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines("*pytest's fixture devices made them: use its devices*")
-
-
 OF_THE_PROCESS = """
 import pytest, torch
 
@@ -162,30 +146,3 @@ def test_devices_that_the_process_has(pytester, monkeypatch, kind, workers):
     result.assert_outcomes(passed=2, skipped=1)
     line = "*devices: 2 simulated GPUs of 1GiB (simgpu, by SIMGPU_DEVICE_COUNT)*"
     result.stdout.fnmatch_lines(line)
-
-
-@pytest.mark.parametrize(
-    ("variable", "options", "says"),
-    [
-        ("many", (), "SIMGPU_DEVICE_COUNT='many' must be a number from 1 to 64"),
-        ("2", ("--device-count", "4"), "gives this process its devices, and --device-count asks"),
-        ("2", ("--device-memory", "1GiB"), "say SIMGPU_DEVICE_MEMORY, not --device-memory"),
-        ("", ("--device-memory", "lots"), "--device-memory lots: memory='lots' must be a number"),
-        ("", ("--device-memory", "1,2"), "has 2 entries for 8 devices"),
-        (
-            "",
-            ("--device-memory", "1GiB", "--devices", "cuda"),
-            "for simulated devices, not",
-        ),
-    ],
-)
-def test_contradicting_options_end_the_session_in_one_line(
-    pytester, monkeypatch, variable, options, says
-):
-    monkeypatch.setenv("SIMGPU_DEVICE_COUNT", variable)
-    pytester.makeconftest("import torch")
-    pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest_inprocess(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = filter(None, result.stderr.lines)
-    assert says in line
