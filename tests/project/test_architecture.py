@@ -1,8 +1,8 @@
 """Which file may import which, how long a function may be, and what tests may import.
 
 The rules about imports are the lines "May import:" of the docstrings, which
-`tests/support/architecture.py` reads. Each rule is broken on purpose, too: by files that are planted
-in what was read.
+`tests/support/architecture.py` reads. Each rule is broken on purpose, too: by files that are
+planted in what was read.
 """
 
 import functools
