@@ -12,31 +12,6 @@ from tests.support import strategies
 from tests.support.observe import plain, values
 
 
-def columns(devices, sparse):
-    """For each device a dense tensor and one that is sparse where `sparse` is true."""
-    found = []
-    for number, (device, there) in enumerate(zip(devices, sparse, strict=True)):
-        second = values((3, 2), "float64", number + 5).to(device)
-        found.append(
-            [values((4,), "float64", number).to(device), second.to_sparse() if there else second]
-        )
-    return found
-
-
-@pytest.mark.devices(3)
-@pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("sparse", [[0, 0, 0], [1, 0, 0], [0, 0, 1], [1, 1, 1]])
-def test_inputs_of_sums_stay_as_they_were(devices, kind, sparse):
-    given = [kind(column) for column in columns(devices[:3], sparse)]
-    before = [kind(column) for column in given]
-    sums = comm.reduce_add_coalesced(kind(given), devices[0])
-    for column, same in zip(given, before, strict=True):
-        assert all(one is other for one, other in zip(column, same, strict=True))
-    assert [total.is_sparse for total in sums] == [False, all(sparse)]
-    expected = [sum(column[k].to_dense().cpu() for column in given) for k in range(2)]
-    assert [plain(total.to_dense()) for total in sums] == [plain(total) for total in expected]
-
-
 @pytest.mark.devices(2)
 def test_results_are_cut_off_from_autograd(devices):
     tensors = [values((4,), "float64", k).to(devices[0]).requires_grad_() for k in range(5)]
@@ -72,16 +47,21 @@ def test_tensors_without_strides_are_not_coalesced():
 
 @pytest.mark.devices(2)
 def test_outputs_come_as_a_tuple(devices):
-    x = values((4, 3), "float32", 1).to(devices[0])
-    outs = [torch.empty(2, 3, device=device) for device in devices[:2]]
-    assert type(comm.scatter(x, out=outs)) is tuple
-    assert type(comm.scatter(x, devices[:2])) is tuple
-    whole = [torch.empty(4, 3, device=device) for device in devices[:2]]
-    assert type(comm.broadcast(x, out=whole)) is tuple
-    assert type(comm.broadcast(x, devices[:2])) is tuple
-    joined = torch.empty(4, 3, device=devices[1])
-    assert comm.gather([x[:1], x[1:]], out=joined) is joined
-    assert plain(joined) == plain(x)
+    """Of one kind of device, which may be the CPU."""
+    x = values((4, 3), "float32", 1)
+    for targets in (devices[:2], [torch.device("cpu")] * 2):
+        outs = [torch.empty(2, 3, device=device) for device in targets]
+        whole = [torch.empty(4, 3, device=device) for device in targets]
+        for results in (
+            comm.scatter(x, out=outs),
+            comm.scatter(x, targets),
+            comm.broadcast(x, out=whole),
+            comm.broadcast(x, targets),
+        ):
+            assert type(results) is tuple
+            assert [result.device for result in results] == targets
+        assert plain(comm.gather(outs)) == plain(whole[1]) == plain(x)
+    assert comm.broadcast(x, ()) == comm.broadcast(x, out=()) == ()
 
 
 class Ragged(nn.Module):

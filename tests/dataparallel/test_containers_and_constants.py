@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import dataparallel
 from tests.support import strategies
@@ -59,6 +60,50 @@ class Slotted:
     y: Any
 
 
+class Output(OrderedDict):
+    """As transformers' models return it: its keys are attributes, and what is None has no key."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__((name, value) for name, value in given.items() if value is not None)
+        self.__dict__.update(given)
+
+
+class Sorted(dict):
+    """Registered with its children in the order of the keys, not in that of the dict."""
+
+
+class Boxed(dict):
+    """Registered with other children than its values: each in a tuple."""
+
+
+class Registered:
+    """A container that torch knows by registration only."""
+
+    def __init__(self, x, y):
+        self.pair = (x, y)
+
+
+for kind, flatten, unflatten in (
+    (
+        Output,
+        lambda it: ([*it.values()], [*it]),
+        lambda new, keys: Output(**dict(zip(keys, new, strict=True))),
+    ),
+    (
+        Sorted,
+        lambda it: ([it[key] for key in sorted(it)], sorted(it)),
+        lambda new, keys: Sorted(zip(keys, new, strict=True)),
+    ),
+    (
+        Boxed,
+        lambda it: ([(value,) for value in it.values()], [*it]),
+        lambda new, keys: Boxed(zip(keys, (value for (value,) in new), strict=True)),
+    ),
+    (Registered, lambda it: ([*it.pair], None), lambda new, _: Registered(*new)),
+):
+    pytree.register_pytree_node(kind, flatten, unflatten)
+
+
 def noted(container):
     container.note = "kept"
     return container
@@ -91,15 +136,22 @@ CONTAINERS = {
     "frozen": (record, lambda c: (c.x, c.y), lambda c: c.more),
     "slots": (Slotted, lambda c: (c.x, c.y), lambda c: None),
 }
+REGISTERED = {
+    "output": (lambda x, y: Output(y=y, x=x), lambda c: (c["x"], c.get("y")), lambda c: None),
+    "sorted": (lambda x, y: Sorted(y=y, x=x), lambda c: (c["x"], c["y"]), lambda c: None),
+    "boxed": (lambda x, y: Boxed(y=y, x=x), lambda c: (c["x"], c["y"]), lambda c: None),
+    "registered": (Registered, lambda c: c.pair, lambda c: None),
+}
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-@given(data=st.data(), inner=st.sampled_from(sorted(CONTAINERS)))
-def test_all_that_belongs_to_a_container_goes_both_ways(devices, name, data, inner):
-    """Its attributes, its factory, its order; and the one that was given stays as it was."""
+@pytest.mark.parametrize("name", [*CONTAINERS, *REGISTERED])
+@given(data=st.data(), inner=st.sampled_from([*CONTAINERS, *REGISTERED]))
+def test_container_keeps_its_attributes_both_ways(devices, name, data, inner):
+    """Its factory and its order, too; and the one that was given stays as it was."""
     targets = data.draw(strategies.device_lists(devices))
-    make, parts, more = CONTAINERS[name]
-    within, inside, _ = CONTAINERS[inner]
+    kinds = CONTAINERS | REGISTERED
+    make, parts, more = kinds[name]
+    within, inside, _ = kinds[inner]
     x = values((2 * len(targets),), "float32")
     whole = make(x, within(x + 1, None))
     pieces = dataparallel.scatter(whole, targets)
@@ -119,6 +171,24 @@ def test_all_that_belongs_to_a_container_goes_both_ways(devices, name, data, inn
     assert more(back) == more(whole)
     assert [plain(parts(back)[0]), plain(inside(parts(back)[1])[0])] == [plain(x), plain(x + 1)]
     assert plain(parts(pieces[0])[0]) == plain(chunks[0])  # an output is the replica's own
+
+
+@pytest.mark.parametrize("kind", [Table, Output, Sorted])
+@given(data=st.data(), order=st.permutations("ab"))
+def test_dicts_are_joined_by_their_keys(devices, kind, data, order):
+    """Whatever order each replica puts them in; other keys are refused."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    one, two = values((2, 2), "float32", 1), values((2, 2), "float32", 2)
+    outputs = [kind(a=one.to(target), b=two.to(target)) for target in targets]
+    outputs[-1] = kind(**{key: outputs[-1][key] for key in order})
+    back = dataparallel.gather(outputs, targets[0])
+    assert type(back) is kind
+    assert plain(back["a"]) == plain(one.repeat(len(targets), 1))
+    assert plain(back["b"]) == plain(two.repeat(len(targets), 1))
+    if len(targets) > 1:
+        outputs = [kind(a=one.to(target)) for target in targets[1:]]
+        with pytest.raises(ValueError, match=r"not built alike.*\['b'\] in replica 0.*\['a'\]"):
+            dataparallel.gather([kind(b=two.to(targets[0])), *outputs], targets[0])
 
 
 class Attributes(dict):
@@ -283,19 +353,6 @@ def test_constants_that_agree_are_one(devices, name, data, nested):
         assert all(mine is given for mine, given in zip(found, outputs, strict=True))
 
 
-@given(data=st.data(), dim=st.sampled_from((1, -1, 2)), some=st.booleans())
-def test_numbers_have_no_other_dimension_to_be_joined_along(devices, data, dim, some):
-    """A vector of them is what a dim of 0 asks for, and nothing else does."""
-    targets = data.draw(strategies.device_lists(devices, min_size=2))
-    outputs = [torch.tensor(1.0, device=target) for target in targets]
-    if some:
-        outputs[-1] = outputs[-1].view(1)
-    with pytest.raises(IndexError, match=rf"got dim={dim} for tensors of 0 dimensions"):
-        dataparallel.gather(outputs, targets[0], dim)
-    with pytest.raises(IndexError, match="Dimension out of range"):
-        dataparallel.scatter(values((4,), "float32"), targets, 1)
-
-
 class Sizes(nn.Module):
     """Notes what it was called with."""
 
@@ -315,7 +372,7 @@ class Sizes(nn.Module):
     chunking=st.sampled_from(("torch", "balanced")),
     shifted=st.booleans(),
 )
-def test_the_function_has_the_modules_options(devices, data, dim, chunking, shifted):
+def test_function_has_the_options_of_the_module(devices, data, dim, chunking, shifted):
     """Which dimension is cut and how, the output's device, and the keyword arguments."""
     targets = data.draw(strategies.device_lists(devices))
     batch = data.draw(strategies.batches(len(targets), 30, min_size=1))
@@ -337,6 +394,8 @@ def test_the_function_has_the_modules_options(devices, data, dim, chunking, shif
         used = min(batch, len(targets))
         sizes = [batch // used + (k < batch % used) for k in range(used)]
     assert cut == [sorted(sizes)] * 2
+    chunks, _ = model.scatter((x,), {}, model.device_ids)
+    assert [chunk.size(dim) for (chunk,) in chunks] == sizes
     for out in outs:
         assert out.device == (wanted if len(targets) > 1 else targets[0])
         assert plain(out) == plain(x + 3 * shifted)

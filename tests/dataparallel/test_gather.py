@@ -141,13 +141,20 @@ def test_large_outputs(devices, data, last, dim, to_cpu):
     assert torch.equal(whole.cpu(), torch.cat([output.cpu() for output in outputs], dim))
 
 
-@given(data=st.data(), dims=st.integers(1, 3), over=st.integers(0, 2), below=st.booleans())
-def test_a_dimension_that_is_not_there_is_refused(devices, data, dims, over, below):
+@given(data=st.data(), dims=st.integers(0, 3), over=st.integers(0, 2), below=st.booleans())
+def test_gather_along_a_missing_dimension_raises(devices, data, dims, over, below):
+    """Numbers, which have no dimension, are joined along the first one only."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     parts = [torch.ones([2] * dims, device=target) for target in targets]
-    dim = -dims - 1 - over if below else dims + over
+    dim = -dims - 1 - over if below else max(dims, 1) + over
     words = f"got dim={dim} for tensors of {dims} dimensions"
     with pytest.raises(IndexError, match=words):
         dataparallel.gather(parts, targets[0], dim)
-    with pytest.raises(IndexError, match=words):
-        comm.gather(parts, dim, targets[0])
+    if dims:
+        with pytest.raises(IndexError, match=words):
+            comm.gather(parts, dim, targets[0])
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            dataparallel.scatter(parts[0], targets, dim)
+    else:
+        with pytest.raises(IndexError, match=words):
+            dataparallel.gather([*parts[1:], parts[0].view(1)], targets[0], dim)

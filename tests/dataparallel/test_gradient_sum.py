@@ -27,12 +27,7 @@ def test_exact_sums_are_bitwise(devices, case):
     assert seen["values"] == plain(torch.stack(parts).sum(0, dtype=parts[0].dtype))
     assert seen["slot"] == slot_of(sum_target(case, devices), devices)
     assert seen["dtype"] == f"torch.{case.dtype}"
-
-
-@given(case=strategies.collective_cases("reduce_add", SUMMABLE))
-def test_summing_does_not_change_its_inputs(devices, case):
-    seen = observe(case, devices)
-    assert seen["parts_after"] == seen["parts"]
+    assert seen["parts_after"] == seen["parts"]  # what is summed stays as it was
 
 
 @given(data=st.data(), names=st.lists(st.sampled_from(FLOATS), min_size=2, max_size=5))
@@ -120,19 +115,6 @@ def test_the_sum_over_replicas_keeps_the_rounding_bound(devices, dtype, data, se
     out = dataparallel.DataParallel(scale, device_ids=targets)(torch.stack(rows).to(targets[0]))
     out.backward(torch.ones_like(out))
     check_bound(scale.weight.grad, rows)
-
-
-@given(case=strategies.step_cases(min_batch=1))
-def test_gradients_accumulate_over_steps(devices, case):
-    targets = chosen(case.slots, devices)
-    net = ExactNet(case.shape[-1], case.dtype, case.seed).to(targets[0])
-    parallel = dataparallel.DataParallel(net, device_ids=targets)
-    x = values(case.shape, case.dtype, case.seed, span=3).to(targets[0])
-    parallel(x).sum().backward()
-    once = {name: p.grad.clone() for name, p in net.named_parameters()}
-    parallel(x).sum().backward()
-    for name, parameter in net.named_parameters():
-        assert plain(parameter.grad) == plain(once[name] * 2)
 
 
 @pytest.mark.devices(4, distinct=True)

@@ -238,25 +238,6 @@ def test_writes_into_a_replica_are_undone(devices, name, data, rows):
             assert plain(parallel(x, name)) == plain(x)
 
 
-@few
-@given(data=st.data(), moved=st.booleans())
-def test_copies_are_kept_by_the_overridden_steps_too(devices, data, moved):
-    """`replicate`, as a subclass calls it, keeps them and sees what has changed."""
-    targets = data.draw(strategies.device_lists(devices, min_size=2))
-    net = Normed().to(targets[0])
-    parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
-    with torch.no_grad():
-        first = parallel.replicate(net, targets)
-        if moved:
-            net.layer.weight.add_(1)
-        second = parallel.replicate(net, targets)
-    for one, other in list(zip(first, second, strict=True))[1:]:
-        assert one is not other
-        assert (one.layer.weight is other.layer.weight) == (not moved)
-        assert one.layer.bias is other.layer.bias
-        assert plain(other.layer.weight) == plain(net.layer.weight)
-
-
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("mode", sorted(WITHOUT_GRAD))
 @few

@@ -100,16 +100,6 @@ def test_each_call_is_on_the_callers_stream_of_its_device(devices, data):
     assert found == [streams[target] for target in targets]
 
 
-@given(data=st.data())
-def test_keywords_reach_their_own_replica(devices, data):
-    targets = data.draw(strategies.device_lists(devices))
-    modules = [Call(lambda x, *, times: x * times) for _ in targets]
-    inputs = [(torch.ones(1, device=target),) for target in targets]
-    keywords = [{"times": k} for k in range(len(targets))]
-    outputs = dataparallel.parallel_apply(modules, inputs, keywords, targets)
-    assert [plain(out) for out in outputs] == [[float(k)] for k in range(len(targets))]
-
-
 @pytest.mark.devices(8)
 def test_replicas_run_at_the_same_time(devices):
     """All of them must be inside their forward before any may leave."""
@@ -300,8 +290,3 @@ def test_exits_pass_unchanged(devices, kind, data, first):
     assert caught.value is failure
     assert caught.value.args == (7,)
     assert caught.value.__cause__ is None
-
-
-def test_numbers_of_modules_and_inputs_must_agree(devices):
-    with pytest.raises((ValueError, AssertionError), match="2"):
-        dataparallel.parallel_apply([nn.Identity()] * 2, [(torch.ones(1, device=devices[0]),)])

@@ -14,14 +14,13 @@ UNEVEN = (
     "shall see whole as something that is not cut, such as a 0-dimensional tensor or a buffer of "
     "the module"
 )
-UNLIKE = "the replicas' outputs are not built alike, so they cannot be gathered: output{found}"
 
 
 def net(device="cpu"):
     return nn.Linear(3, 3).to(device)
 
 
-def rows(device, count=4):
+def rows(device="cpu", count=4):
     return values((count, 3), "float32").to(device)
 
 
@@ -42,10 +41,6 @@ def chunked(at, wrong):
 
 def wrapped(at):
     return dataparallel.DataParallel(net(at[0]), at)
-
-
-def gathered(at, *outputs):
-    return dataparallel.gather(outputs, at[0])
 
 
 # Each call on two devices, with the type of the error and its text.
@@ -113,52 +108,22 @@ REFUSED = {
         UNEVEN.replace("{dim}", "1"),
         "inputs['a'] has batch size 3 (2 chunks); inputs['b'] has batch size 1 (1 chunk)",
     ),
-    "lists of other lengths": (
-        lambda at: gathered(at, [1, 2], [1]),
-        ValueError,
-        UNLIKE,
-        " is list of length 2 in replica 0, list of length 1 in replica 1",
-    ),
-    "other keys, further down": (
-        lambda at: gathered(at, (3, {"a": 1}), (3, {"b": 1})),
-        ValueError,
-        UNLIKE,
-        "[1] is dict with 1 keys ['a'] in replica 0, dict with 1 keys ['b'] in replica 1",
-    ),
-    "a tensor and a number": (
-        lambda at: gathered(at, rows(at[0]), 3.0, None),
-        ValueError,
-        UNLIKE,
-        " is Tensor in replica 0, float in replica 1, NoneType in replica 2",
-    ),
-    "a tuple and a constant": (
-        lambda at: gathered(at, (3,), 3),
-        ValueError,
-        UNLIKE,
-        " is tuple of length 1 in replica 0, int in replica 1",
-    ),
-    "a list and a dict": (
-        lambda at: gathered(at, [3], {0: 3}),
-        ValueError,
-        UNLIKE,
-        " is list of length 1 in replica 0, dict with 1 keys [0] in replica 1",
-    ),
-    "a dict and a list": (
-        lambda at: gathered(at, {0: 3}, [3]),
-        ValueError,
-        UNLIKE,
-        " is dict with 1 keys [0] in replica 0, list of length 1 in replica 1",
-    ),
     "a dimension that one device's tensor lacks": (
         lambda at: dataparallel.scatter_kwargs((rows(at[0]),), {}, at[:1], -3),
         IndexError,
         "Dimension out of range (expected to be in range of [-2, 1], but got -3)",
         None,
     ),
-    "a dimension past the only one of one device's tensor": (
-        lambda at: dataparallel.scatter_kwargs((rows(at[0])[0],), {}, at[:1], 1),
+    "a dimension past the last of one device's tensor": (
+        lambda at: dataparallel.scatter_kwargs((rows(at[0]),), {}, at[:1], 2),
         IndexError,
-        "Dimension out of range (expected to be in range of [-1, 0], but got 1)",
+        "Dimension out of range (expected to be in range of [-2, 1], but got 2)",
+        None,
+    ),
+    "outputs of no replica": (
+        lambda at: dataparallel.gather(iter(()), at[0]),
+        ValueError,
+        "gather needs the output of at least one replica, but got none",
         None,
     ),
     "a sum of nothing": (
@@ -186,18 +151,6 @@ REFUSED = {
         "dim 1 as the source tensor: [4, 3]",
         None,
     ),
-    "a dimension past the last of one device's tensor": (
-        lambda at: dataparallel.scatter_kwargs((rows(at[0]),), {}, at[:1], 2),
-        IndexError,
-        "Dimension out of range (expected to be in range of [-2, 1], but got 2)",
-        None,
-    ),
-    "a constant and a tuple": (
-        lambda at: gathered(at, 3, (3,)),
-        ValueError,
-        UNLIKE,
-        " is int in replica 0, tuple of length 1 in replica 1",
-    ),
     "too few inputs": (
         lambda at: dataparallel.parallel_apply([net(at[0])] * 2, [rows(at[0])]),
         ValueError,
@@ -221,6 +174,30 @@ def test_wrong_calls_are_refused_in_these_words(devices, name):
         call(devices)
     assert type(caught.value) is kind
     assert str(caught.value) == text.format(at=devices, wrong=found, found=found)
+
+
+# Outputs of replicas that are not built alike, and what the error says of them.
+UNLIKE = {
+    " is list of length 2 in replica 0, list of length 1 in replica 1": ([1, 2], [1]),
+    "[1] is dict with 1 keys ['a'] in replica 0, dict with 1 keys ['b'] in replica 1": (
+        (3, {"a": 1}),
+        (3, {"b": 1}),
+    ),
+    " is float in replica 0, Tensor in replica 1, NoneType in replica 2": (3.0, rows(), None),
+    " is tuple of length 1 in replica 0, int in replica 1": ((3,), 3),
+    " is int in replica 0, tuple of length 1 in replica 1": (3, (3,)),
+    " is list of length 1 in replica 0, dict with 1 keys [0] in replica 1": ([3], {0: 3}),
+    " is dict with 1 keys [0] in replica 0, list of length 1 in replica 1": ({0: 3}, [3]),
+}
+
+
+@pytest.mark.parametrize("found", UNLIKE)
+def test_outputs_built_differently_raise_in_these_words(devices, found):
+    with pytest.raises(ValueError, match="so they cannot be gathered") as caught:
+        dataparallel.gather(UNLIKE[found], devices[0])
+    assert str(caught.value) == (
+        f"the replicas' outputs are not built alike, so they cannot be gathered: output{found}"
+    )
 
 
 @pytest.mark.devices(2)

@@ -64,6 +64,7 @@ def test_each_replica_is_whole_and_at_home(devices, data, seed, detach, training
     for replica, target in zip(replicas, targets, strict=True):
         copied = tensors_of(replica)
         assert set(copied) == set(original)
+        assert [*dict(replica.named_parameters())] == [*dict(module.named_parameters())]
         assert {tensor.device for tensor in copied.values()} == {target}
         assert {n: plain(t) for n, t in copied.items()} == {
             n: plain(t) for n, t in original.items()

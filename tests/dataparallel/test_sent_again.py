@@ -115,21 +115,6 @@ def test_only_what_has_changed_is_sent(simulated, name, data, mode):
         assert bytes_sent(parallel, x, at, mode) == expected(net, again, len(targets))
 
 
-@few
-@given(data=st.data(), name=st.sampled_from(("layer.weight", "norm.bias")))
-def test_written_replica_is_sent_again(simulated, data, name):
-    targets = data.draw(strategies.device_lists(simulated, min_size=3, max_size=4))
-    net = Two().to(targets[0])
-    parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
-    x = values((2 * len(targets), 3), "float32").to(targets[0])
-    at = torch.arange(len(targets)).repeat_interleave(2).to(targets[0])
-    net.writes = name
-    bytes_sent(parallel, x, at)
-    net.writes = ""
-    assert bytes_sent(parallel, x, at) == expected(net, [name], len(targets))
-    assert bytes_sent(parallel, x, at) == 0
-
-
 def test_steps_are_counted_once(simulated):
     """However many calls keep copies, optimizers are watched by one of them."""
     x = values((4, 3), "float32").to(simulated[0])

@@ -18,7 +18,7 @@ from dataparallel import comm
 from dataparallel._transfer import nccl
 from simgpu.comm import is_ordered, reduce_add, reduction
 from tests.support import strategies
-from tests.support.observe import ExactNet, plain, values
+from tests.support.observe import plain, values
 from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
 from tests.support.training import check_training, few
 
@@ -131,20 +131,3 @@ def test_exact_training_is_that_of_one_device(simulated, data, model, optimizer)
 
     with reduction(model):
         check_training(make, targets, optimizer, steps=2)
-
-
-@few
-@given(data=st.data(), model=st.sampled_from(MODELS))
-def test_replicas_are_the_module(simulated, data, model):
-    """What is broadcast arrives whole, also where one tensor is a bucket of its own."""
-    targets = data.draw(strategies.device_lists(simulated))
-    net = ExactNet(3, "float32", seed=len(targets)).to(targets[0])
-    with reduction(model):
-        replicas = dataparallel.replicate(net, targets)
-        copies = comm.broadcast(net.first.weight.detach(), targets)
-    for replica, copy, target in zip(replicas, copies, targets, strict=True):
-        assert copy.device == target
-        assert plain(copy) == plain(net.first.weight)
-        for mine, original in zip(replica.parameters(), net.parameters(), strict=True):
-            assert mine.device == target
-            assert plain(mine) == plain(original)

@@ -222,7 +222,7 @@ class Flexible(nn.Module):
 CALLS = {
     "no inputs": lambda model, x: model(),
     "only keywords": lambda model, x: model(x=x, scale=2),
-    "a keyword for each row": lambda model, x: model(x, scale=torch.ones_like(x) * 3),
+    "a keyword for each row": lambda model, x: model(x, scale=x),
     "an empty list": lambda model, x: model(x, extra=[]),
     "an empty dict": lambda model, x: model(x, extra={}),
     "an empty tuple": lambda model, x: model(x, extra=()),
@@ -235,7 +235,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 @few
 @given(data=st.data(), optimizer=st.sampled_from(("SGD", "Adam")))
-def test_however_the_module_is_called(devices, name, data, optimizer):
+def test_any_call_trains_as_on_one_device(devices, name, data, optimizer):
     targets = data.draw(strategies.device_lists(devices, min_size=2))
 
     def loss_of(model, x):

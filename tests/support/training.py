@@ -42,10 +42,6 @@ def exact(net: nn.Module, device: torch.device) -> nn.Module:
     return net
 
 
-def batch_of(step: int, rows: int = ROWS) -> torch.Tensor:
-    return values((rows, 4), "float64", seed=17 * step, span=5)
-
-
 def linear_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """A loss that weighs each row differently."""
     out = model(x)
@@ -60,6 +56,7 @@ def trained(
     steps: int,
     loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor] = linear_loss,
     accumulate: int = 1,
+    rows: int = ROWS,
 ) -> dict[str, Any]:
     """Train `model`, which computes with the parameters of `net`, and tell all that came of it."""
     learned = [t for t in [*net.parameters(), *net.buffers()] if t.requires_grad]
@@ -69,7 +66,9 @@ def trained(
     for step in range(steps):
         optimize.zero_grad()
         for part in range(accumulate):
-            loss = loss_of(model, batch_of(accumulate * step + part).to(home))
+            seed = 17 * (accumulate * step + part)
+            x = values((rows, 4), "float64", seed, span=5).to(home)
+            loss = loss_of(model, x)
             loss.backward()
             reported.append(plain(loss))
         reported.append([plain(t.grad.to_dense()) if t.grad is not None else None for t in learned])

@@ -111,8 +111,8 @@ DATAPARALLEL = [
         "registered dicts are joined in the order of their children",
         "_keys_of_registered",
         always(1),
-        "test_children_are_joined_by_their_keys",
-        name="in its own order",
+        "test_dicts_are_joined_by_their_keys",
+        kind="Output",
     ),
     fault(
         "keys of outputs are not compared",
@@ -133,7 +133,7 @@ DATAPARALLEL = [
         "outputs on the CPU are accepted",
         "_refuse_cpu",
         never(2),
-        "test_bad_calls_say_what_cuda_says",
+        "test_bad_calls_raise_their_words",
         name="broadcast into the CPU",
     ),
     # Sums and copies.
@@ -147,7 +147,7 @@ DATAPARALLEL = [
         "a sum is written over an input",
         "sum_to",
         instead(lambda stock: lambda inputs, root: inputs[root].copy_(stock(inputs, root))),
-        "test_summing_does_not_change_its_inputs",
+        "test_gradient_sum::test_exact_sums_are_bitwise",
     ),
     fault(
         "gradients are averaged",
@@ -214,14 +214,14 @@ DATAPARALLEL = [
         "a plan outlives an edit of the module",
         "Plan.is_current_for",
         instead(lambda stock: lambda plan, network: True),
-        "test_the_next_call_sees_it",
-        name="parametrization",
+        "test_a_change_by_a_replaced_step_is_seen_in_the_same_call",
+        name="replicate",
     ),
     fault(
         "detach is ignored",
         "dataparallel:replicate",
         instead(lambda stock: lambda network, devices, detach=False: stock(network, devices)),
-        "test_fault_01_names_order_and_values_are_the_originals",
+        "test_replicas_are_made_of_the_same",
     ),
     fault(
         "kept parameters of inference mode count as unchanged",
@@ -252,8 +252,9 @@ DATAPARALLEL = [
         "a module elsewhere is not noticed",
         "dataparallel:_check_placement",
         never("device"),
-        "test_a_module_elsewhere_is_refused",
+        "test_a_buffer_elsewhere_is_refused",
         raises=Exception,
+        count=3,
     ),
     fault(
         "exactly 75 % of the memory is reported",
@@ -304,7 +305,8 @@ DATAPARALLEL = [
         "keywords go to another replica",
         "dataparallel:parallel_apply",
         instead(other_keywords),
-        "test_keywords_reach_their_own_replica",
+        "test_any_call_trains_as_on_one_device",
+        name="a keyword for each row",
     ),
     fault(
         "a call returns before its last replica is done",

@@ -126,10 +126,13 @@ def test_sparse_tensors_are_summed_alike(devices, data, sparse):
         [(part.to_sparse(1) if is_sparse else part).to(target), torch.ones(2, device=target)]
         for part, target, is_sparse in zip(parts, targets, sparse, strict=True)
     ]
+    before = [list(column) for column in placed]
     results = [
         ours.reduce_add_coalesced(placed, targets[0]),
         theirs.reduce_add_coalesced(placed, targets[0].index),
     ]
+    for column, same_column in zip(placed, before, strict=True):  # the lists stay as they were
+        assert all(one is other for one, other in zip(column, same_column, strict=True))
     assert [[t.layout for t in result] for result in results] == [
         [torch.sparse_coo if all(sparse) else torch.strided, torch.strided]
     ] * 2
@@ -218,6 +221,8 @@ BAD_CALLS = {
     "broadcast to nothing named": lambda comm, x, at: comm.broadcast(x),
     "broadcast to both": lambda comm, x, at: comm.broadcast(x, at, out=[x]),
     "broadcast into the CPU": lambda comm, x, at: comm.broadcast(x, out=[x.clone(), x.cpu()]),
+    "broadcast into the CPU first": lambda comm, x, at: comm.broadcast(x, out=[x.cpu()]),
+    "broadcast into another shape": lambda comm, x, at: comm.broadcast(x, out=[x[:1].clone()]),
     "coalesced from elsewhere": lambda comm, x, at: comm.broadcast_coalesced([x], at[::-1]),
     "sum of different sizes": lambda comm, x, at: comm.reduce_add([x, x[:1]], at[0]),
     "sum to nobody's device": lambda comm, x, at: comm.reduce_add([x, x], at[1]),
@@ -228,17 +233,34 @@ BAD_CALLS = {
     "scatter to devices and tensors": lambda comm, x, at: comm.scatter(x, at, out=[x]),
     "scatter along no dimension": lambda comm, x, at: comm.scatter(x, at, dim=5),
     "scatter into other sizes": lambda comm, x, at: comm.scatter(x, out=[x[:, :1]]),
+    "scatter by other sizes": lambda comm, x, at: comm.scatter(x, at[:2], (2, 3)),
+    "scatter into nothing": lambda comm, x, at: comm.scatter(x, out=[]),
+    "scatter into the CPU": lambda comm, x, at: comm.scatter(x, out=[x.cpu()]),
+    "scatter into another shape": lambda comm, x, at: comm.scatter(x, out=[x[None]]),
+    "scatter into too little": lambda comm, x, at: comm.scatter(x, out=[x[:3].clone()]),
+    "scatter into too few columns": lambda comm, x, at: comm.scatter(x, dim=-1, out=[x[:, :1]]),
     "scatter a number": lambda comm, x, at: comm.scatter(x.sum(), at),
     "gather nothing": lambda comm, x, at: comm.gather([]),
+    "gather from the CPU": lambda comm, x, at: comm.gather((x, x.cpu())),
     "gather other sizes": lambda comm, x, at: comm.gather([x, x[:, :1]], 0, at[0]),
     "gather other dimensions": lambda comm, x, at: comm.gather([x, x[0]], 0, at[0]),
     "gather into another size": lambda comm, x, at: comm.gather([x, x], 0, out=x.clone()),
     "gather to both": lambda comm, x, at: comm.gather([x], 0, at[0], out=x.clone()),
 }
 
+# Theirs names a device by its number, and fails at a `zip` of its own.
+IN_OTHER_WORDS = ("coalesced from elsewhere", "sums of different counts")
+
 
 @pytest.mark.devices(4, distinct=True)  # several calls are wrong for being on another device
 @pytest.mark.parametrize("name", sorted(BAD_CALLS))
-def test_bad_calls(devices, name):
+def test_bad_calls_raise_their_words(devices, name):
+    """Programs look for them; ours may say more behind them."""
     call, x, at = BAD_CALLS[name], values((4, 2), "float32").to(devices[0]), numbers(devices)
     assert same(lambda: call(ours, x, at), lambda: call(theirs, x, at)) == "raises"
+    words = []
+    for comm in (ours, theirs):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - `same` compares the types
+            call(comm, x, at)
+        words.append(str(caught.value).splitlines()[0].lower().replace(", (", " ("))
+    assert words[0].startswith(words[1]) or name in IN_OTHER_WORDS

@@ -24,24 +24,6 @@ def test_fault_02_a_keyword_calls_a_replica_without_input(devices):
     assert plain(parallel(OURS, devices, scaled)(rows(2), factor=3)) == plain(rows(2) * 3)
 
 
-@given(data=st.data(), tensor=st.booleans(), positional=st.integers(0, 2))
-def test_fault_02_every_replica_has_all_its_arguments(devices, data, tensor, positional):
-    """However arguments are spread over positions and keywords, and however few rows there are."""
-    targets = data.draw(strategies.device_lists(devices))
-    batch = data.draw(strategies.batches(len(targets), 20, min_size=1))
-    given_by_keyword = {"k": rows(batch) if tensor or not positional else 7}
-
-    def forward(replica, *args, k):
-        assert len(args) == positional
-        lengths = {len(arg) for arg in args} | ({len(k)} if torch.is_tensor(k) else set())
-        assert len(lengths) == 1
-        assert 0 not in lengths
-        return torch.zeros(lengths.pop(), device=replica.weight.device)
-
-    out = parallel(OURS, targets, forward)(*[rows(batch)] * positional, **given_by_keyword)
-    assert len(out) == batch
-
-
 @pytest.mark.devices(4)
 def test_fault_03_rows_are_dropped_in_silence(devices):
     """Eight rows next to two: theirs computes four of them, and says nothing."""
@@ -52,29 +34,6 @@ def test_fault_03_rows_are_dropped_in_silence(devices):
     with pytest.raises(ValueError, match=r"inputs\[0\] has batch size 8 .*inputs\[1\] .* 2 "):
         ours(rows(8), rows(2))
     assert not calls
-
-
-@given(data=st.data(), lengths=st.lists(st.integers(1, 12), min_size=2, max_size=4))
-def test_fault_03_no_row_is_ever_lost(devices, data, lengths):
-    """Either every row of every argument reaches a replica, or nothing is computed."""
-    targets = data.draw(strategies.device_lists(devices))
-    seen: list[list[float]] = [[] for _ in lengths]
-
-    def forward(replica, *chunks):
-        for mine, chunk in zip(seen, chunks, strict=True):
-            mine.extend(plain(chunk))
-        return chunks[0]
-
-    arguments = [torch.arange(float(length)) for length in lengths]
-    try:
-        parallel(OURS, targets, forward)(*arguments)
-    except ValueError as error:
-        said = str(error)
-    else:
-        assert [sorted(mine) for mine in seen] == [plain(argument) for argument in arguments]
-        return
-    assert all(f"inputs[{k}] has batch size {n} " in said for k, n in enumerate(lengths))
-    assert not any(seen)
 
 
 @pytest.mark.devices(4)

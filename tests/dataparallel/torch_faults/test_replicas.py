@@ -51,24 +51,6 @@ def test_fault_01_replicas_have_no_parameters(devices):
             assert next(replicas[-1].parameters()).device == devices[-1]
 
 
-@given(data=st.data(), grad=st.booleans(), detach=st.booleans())
-def test_fault_01_names_order_and_values_are_the_originals(devices, data, grad, detach):
-    targets = data.draw(strategies.device_lists(devices))
-    listed = Listed().to(targets[0])
-    with torch.set_grad_enabled(grad):
-        replicas = dataparallel.replicate(listed, targets, detach)
-    for replica, target in zip(replicas, targets, strict=True):
-        assert [name for name, _ in replica.named_parameters()] == [
-            name for name, _ in listed.named_parameters()
-        ]
-        for mine, original in zip(replica.parameters(), listed.parameters(), strict=True):
-            assert mine.device == target
-            assert plain(mine) == plain(original)
-            assert mine.requires_grad == (grad and not detach) or mine is original
-        assert list(replica.named) == ["key"]
-        assert replica.named["key"] is list(replica.parameters())[-1]
-
-
 @pytest.mark.devices(4)
 def test_fault_06_unused_parameters_get_zeros(devices):
     """Theirs cannot be told from a gradient that is zero; ours is None, as without replicas."""

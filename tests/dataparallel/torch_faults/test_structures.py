@@ -2,15 +2,13 @@
 
 import dataclasses
 import warnings
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from typing import Any
+from collections import Counter, defaultdict, namedtuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
-from torch.utils import _pytree as pytree
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from dataparallel._structure import scalar_warning
 from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, reported, rows
@@ -24,18 +22,6 @@ class Batch:
 
     x: torch.Tensor
     name: str = "train"
-
-
-class Registered:
-    """A container that torch knows by registration only."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-
-pytree.register_pytree_node(
-    Registered, lambda node: ([node.inner], None), lambda values, _: Registered(values[0])
-)
 
 
 @pytest.mark.devices(4)
@@ -67,49 +53,6 @@ def test_fault_05_outputs_that_are_no_tensors(devices):
 def test_fault_05_what_differs_becomes_a_list_in_replica_order(devices):
     out = parallel(OURS, devices, lambda replica, x: {"first": int(x[0, 0])})(rows(8))
     assert out == {"first": [0, 4, 8, 12]}
-
-
-WRAPPERS = {
-    "dataclass": Batch,
-    "registered node": Registered,
-    "OrderedDict": lambda inner: OrderedDict(b=inner, a=1),
-    "defaultdict": lambda inner: defaultdict(list, k=inner),
-    "deque": lambda inner: deque([inner, None], maxlen=4),
-    "list": lambda inner: [inner, "text"],
-}
-UNWRAP = {
-    Batch: lambda out: out.x,
-    Registered: lambda out: out.inner,
-    OrderedDict: lambda out: out["b"],
-    defaultdict: lambda out: out["k"],
-    deque: lambda out: out[0],
-    list: lambda out: out[0],
-}
-
-
-@given(
-    data=st.data(),
-    names=st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=1, max_size=3),
-)
-def test_fault_05_any_nesting_goes_in_and_comes_out(devices, data, names):
-    targets = data.draw(strategies.device_lists(devices))
-    batch = data.draw(strategies.batches(len(targets), 20, min_size=1))
-    whole = rows(batch)
-    for name in names:
-        whole = WRAPPERS[name](whole)
-
-    def forward(replica, tree):
-        inner = tree
-        for name in reversed(names):
-            inner = UNWRAP[type(WRAPPERS[name](None))](inner)
-        assert inner.device == replica.weight.device
-        return tree
-
-    out = parallel(OURS, targets, forward)(whole)
-    for name in reversed(names):
-        assert type(out) is type(WRAPPERS[name](None))
-        out = UNWRAP[type(out)](out)
-    assert plain(out) == plain(rows(batch))
 
 
 @pytest.mark.devices(4)
@@ -171,32 +114,6 @@ def test_fault_17_packed_sequences_are_cut_by_row(devices):
     ]
 
 
-@given(data=st.data(), lengths=st.lists(st.integers(1, 5), min_size=1, max_size=12))
-def test_fault_17_each_replica_has_whole_sequences(devices, data, lengths):
-    """Replica r sees the r-th chunk of the sequences, as given, and the order is that on return."""
-    targets = data.draw(strategies.device_lists(devices))
-    ordered = data.draw(st.booleans())
-    lengths = sorted(lengths, reverse=True) if ordered else lengths
-    whole = sequences(lengths)
-    seen = []
-
-    def forward(replica, p: PackedSequence):
-        assert p.data.device == replica.weight.device
-        seen.append([plain(part) for part in unpack_sequence(p)])
-        return p._replace(data=p.data * replica.weight)
-
-    model = parallel(OURS, targets, forward)
-    back = model(pack_sequence(whole, enforce_sorted=ordered))
-    assert [plain(part) for part in unpack_sequence(back)] == [plain(part) for part in whole]
-    seen.sort(key=lambda parts: parts[0][0][0])
-    assert [part for parts in seen for part in parts] == [plain(part) for part in whole]
-    assert [len(parts) for parts in seen] == [
-        len(chunk) for chunk in torch.arange(len(lengths)).chunk(len(targets))
-    ]
-    back.data.sum().backward()
-    assert plain(model.module.weight.grad) == plain(torch.cat(whole).sum(0))
-
-
 Empty = namedtuple("Empty", [])
 
 
@@ -222,34 +139,3 @@ def test_fault_18_types_of_containers_are_lost_and_data_with_them(devices):
     chunks = OURS.functions.scatter((rows(8), Empty()), devices)
     assert [plain(chunk) for chunk, _ in chunks] == [plain(c) for c in rows(8).chunk(4)]
     assert [type(empty) for _, empty in chunks] == [Empty] * 4
-
-
-LEAVES = {
-    "Size": lambda: torch.Size([2, 3]),
-    "Counter": lambda: Counter("aab"),
-    "empty namedtuple": Empty,
-    "empty tuple": tuple,
-    "empty dict": dict,
-    "empty defaultdict": lambda: defaultdict(int),
-    "text": lambda: "text",
-    "bytes": lambda: b"bytes",
-    "none": lambda: None,
-}
-
-
-@given(data=st.data(), names=st.lists(st.sampled_from(sorted(LEAVES)), max_size=4))
-def test_fault_18_siblings_keep_their_data(devices, data, names):
-    """Whatever stands next to a tensor, both arrive, in and out, with the types they had."""
-    targets = data.draw(strategies.device_lists(devices))
-    batch = data.draw(strategies.batches(len(targets), 20, min_size=1))
-    others = [LEAVES[name]() for name in names]
-
-    def forward(replica, x, given):
-        assert given == others
-        assert [type(each) for each in given] == [type(each) for each in others]
-        return x, given
-
-    out, back = parallel(OURS, targets, forward)(rows(batch), others)
-    assert plain(out) == plain(rows(batch))
-    assert back == others
-    assert [type(each) for each in back] == [type(each) for each in others]
