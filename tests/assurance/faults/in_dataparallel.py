@@ -307,6 +307,7 @@ DATAPARALLEL = [
         instead(other_keywords),
         "test_any_call_trains_as_on_one_device",
         name="a keyword for each row",
+        raises=Exception,
     ),
     fault(
         "a call returns before its last replica is done",
