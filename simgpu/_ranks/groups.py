@@ -21,7 +21,14 @@ from simgpu._core.world import Rank, set_rank, this_rank
 from simgpu._distributed import c10d_kernels, groups, nccl
 from simgpu._explore.schedules.scheduler import PATIENT
 from simgpu._util.naming import plural
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
+_C10D = "torch.distributed.distributed_c10d"
+_GROUP, _FAKE, _STORE = (
+    f"torch._C._distributed_c10d.{name}" for name in ("ProcessGroup", "FakeProcessGroup", "Store")
+)
+_WHY_SPLIT = "C++ would split what connects ranks, and those of one process meet in memory"
 
 
 class Groups(distributed_c10d._World):
@@ -30,7 +37,6 @@ class Groups(distributed_c10d._World):
     def __init__(self) -> None:
         super().__init__()
         self._own: dict[str, Any] = {name: {} for name in _MAPS}
-        self._count = 0
         self.lives = 0
         """How many default groups there were: later ones have the same names as the first."""
 
@@ -43,13 +49,7 @@ class Groups(distributed_c10d._World):
         self._default_pg = value
         self.lives += value is not None
 
-    @property
-    def group_count(self) -> int:
-        return self._count
-
-    @group_count.setter
-    def group_count(self, value: int) -> None:
-        self._count = value
+    group_count = 0  # which is a property of the other class
 
 
 # Those that PyTorch's class keeps in variables of the module.
@@ -64,6 +64,7 @@ for _name in _MAPS:
     setattr(Groups, _name, property(functools.partial(lambda name, self: self._own[name], _name)))
 
 
+@PATCHES.wrap(f"{_C10D}._world", why="each rank, a thread, has groups of its own")
 class _GroupsOfThread:
     """`distributed_c10d._world`: that of the rank which asks, PyTorch's own for other threads."""
 
@@ -103,6 +104,10 @@ def join(rank: Rank) -> None:
         register(name, group)
 
 
+@PATCHES.action(
+    "the registry that C++ has of process groups",
+    why="groups of different ranks have the same names",
+)
 def _isolate(patches: Patches) -> None:
     isolate: Callable[[bool], object] = vars(c10d)["_set_thread_isolation_mode"]
     isolate(True)
@@ -119,40 +124,38 @@ _FakeProcessGroup: Any = c10d.FakeProcessGroup
 _TYPES: Any = c10d.ProcessGroup.BackendType
 
 
-def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """`ProcessGroup.split_group`: the part that this rank is in, or None."""
-
-    @functools.wraps(stock)
-    def split(
-        self: Any,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Sequence[torch.device] | None = None,
-    ) -> Any:
-        point = groups.meeting_point(self, ranks)
-        if self.rank() not in ranks:
-            return None
-        rank, size = list(ranks).index(self.rank()), len(ranks)
-        store = c10d.PrefixStore(f"{point}/", self.get_group_store())
-        part = c10d.ProcessGroup(store, rank, size)
-        kind = _TYPES.NCCL if groups.find(self).kind == "nccl" else _TYPES.GLOO
-        wanted = {device.type for device in device_types or self._device_types}
-        for device in self._device_types:
-            if device.type in wanted:
-                of_device = _TYPES.GLOO if device.type == "cpu" else kind
-                backend = _FakeProcessGroup._create_internal(rank, size)
-                part._register_backend(device, of_device, backend)
-        part._set_default_backend(kind)
-        groups.rename(part, point, group_name or point)
-        part._set_group_desc(group_desc or "")
-        return part
-
-    return split
+@PATCHES.around(f"{_GROUP}.split_group", why=_WHY_SPLIT)
+def _split_group(
+    _: Callable[..., Any],
+    self: Any,
+    ranks: Sequence[int],
+    timeout: timedelta | None = None,
+    opts: Any = None,
+    group_name: str | None = None,
+    group_desc: str | None = None,
+    device_types: Sequence[torch.device] | None = None,
+) -> Any:
+    """The part that this rank is in, or None."""
+    point = groups.meeting_point(self, ranks)
+    if self.rank() not in ranks:
+        return None
+    rank, size = list(ranks).index(self.rank()), len(ranks)
+    store = c10d.PrefixStore(f"{point}/", self.get_group_store())
+    part = c10d.ProcessGroup(store, rank, size)
+    kind = _TYPES.NCCL if groups.find(self).kind == "nccl" else _TYPES.GLOO
+    wanted = {device.type for device in device_types or self._device_types}
+    for device in self._device_types:
+        if device.type in wanted:
+            of_device = _TYPES.GLOO if device.type == "cpu" else kind
+            backend = _FakeProcessGroup._create_internal(rank, size)
+            part._register_backend(device, of_device, backend)
+    part._set_default_backend(kind)
+    groups.rename(part, point, group_name or point)
+    part._set_group_desc(group_desc or "")
+    return part
 
 
+@PATCHES.replace(f"{_FAKE}.split", why=_WHY_SPLIT)
 def _part_of_backend(self: Any, store: Any, ranks: Sequence[int], options: Any) -> Any:
     """`Backend.split`, by which newer releases make the group that `new_group` is asked for."""
     if self.rank() not in ranks:
@@ -160,9 +163,35 @@ def _part_of_backend(self: Any, store: Any, ranks: Sequence[int], options: Any) 
     return _FakeProcessGroup._create_internal(list(ranks).index(self.rank()), len(ranks))
 
 
+@PATCHES.replace(f"{_FAKE}.Options.__deepcopy__", why="C++ has no copy of it")
 def _copied(self: Any, _: Any) -> Any:
     """A copy of options, which `split_group` of older releases makes."""
     return groups.copy_options(self, type(self)())
+
+
+PATCHES.add(f"{_FAKE}.supports_splitting", value=True, why=_WHY_SPLIT)
+PATCHES.add(f"{_FAKE}.perform_nocolor_split", value=lambda self, device: None, why=_WHY_SPLIT)
+for _name, _value in {
+    "_set_sequence_number_for_group": lambda self: None,
+    "supports_coalescing": True,
+    "_set_default_timeout": lambda self, timeout: None,  # no wait takes so long
+    "_add_ephemeral_timeout": lambda self, timeout: None,
+    "_group_start": staticmethod(lambda: None),
+    "_group_end": staticmethod(lambda: None),
+}.items():
+    PATCHES.add(f"{_FAKE}.{_name}", value=_value, why="as NCCL's class answers")
+PATCHES.add(
+    f"{_C10D}._create_process_group_wrapper",
+    value=lambda wrapped_pg, *_, **__: wrapped_pg,
+    optional=True,
+    why="debug mode compares the calls of ranks through gloo; here they are compared always",
+)
+PATCHES.add(
+    f"{_C10D}._maybe_attach_flight_recorder",
+    value=lambda *_: None,
+    optional=True,
+    why="it takes the ranks of one process for one rank that changes its number, and warns",
+)
 
 
 class _InstancesOf(type):
@@ -174,6 +203,15 @@ class _InstancesOf(type):
         return isinstance(instance, cls.kinds)
 
 
+@PATCHES.wrap(
+    *(
+        f"{module}.{name}"
+        for name in ("ProcessGroupGloo", "ProcessGroupNCCL", *nccl.NEWER)
+        for module in (_C10D, "torch.distributed")
+    ),
+    optional=True,
+    why="ranks of one process meet in memory, and connect to no process",
+)
 def _fake(stock: Any) -> type:
     """A class in the place of ProcessGroupNCCL or ProcessGroupGloo: there is nothing to connect."""
 
@@ -191,22 +229,21 @@ def _fake(stock: Any) -> type:
     return ProcessGroup
 
 
-def _not_gloo(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of ProcessGroup that takes a type of backend.
-
-    NCCL's groups are NCCL or CUSTOM, and each sort has its own: those of gloo are UCC.
-    """
-
-    def other(value: Any) -> Any:
-        return _TYPES.UCC if isinstance(value, _TYPES) and value == _TYPES.GLOO else value
-
-    @functools.wraps(stock)
-    def call(self: Any, *args: Any) -> Any:
-        return stock(self, *map(other, args))
-
-    return call
+@PATCHES.around(
+    f"{_GROUP}._set_default_backend",
+    f"{_GROUP}._register_backend",
+    why="C++ takes the backend of a group of gloo for a ProcessGroupGloo without looking",
+)
+def _not_gloo(stock: Callable[..., Any], self: Any, *args: Any) -> Any:
+    """NCCL's groups are NCCL or CUSTOM, and each sort has its own: those of gloo are UCC."""
+    return stock(
+        self, *(_TYPES.UCC if isinstance(v, _TYPES) and v == _TYPES.GLOO else v for v in args)
+    )
 
 
+@PATCHES.action(
+    "the CPU kernels of the c10d operators", why="tensors of the host meet in memory, too"
+)
 def _take_tensors_of_the_host(patches: Patches) -> None:
     patches.then(c10d_kernels.register("CPU")._destroy)
 
@@ -257,6 +294,12 @@ class TCPStore(_PrefixStore):  # type: ignore[misc]
         )
 
 
+@PATCHES.wrap(
+    "torch.distributed.TCPStore",
+    "torch.distributed.rendezvous.TCPStore",
+    optional=True,
+    why="its server waits for other ranks, which are threads that wait for this one",
+)
 def _tcp_store(stock: Any) -> Any:
     """TCPStore: one in memory for a rank, PyTorch's own for all other threads."""
 
@@ -270,157 +313,60 @@ def _tcp_store(stock: Any) -> Any:
     return _TCPStore
 
 
-def _waiting(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of Store that waits for keys, the first argument: others run until they are set.
+@PATCHES.around(
+    *(f"{_STORE}.{name}" for name in ("get", "wait", "multi_get")),
+    optional=True,
+    why="others run while a rank waits for keys",
+)
+def _wait_for_keys(
+    stock: Callable[..., Any], self: Any, keys: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A short time-out comes where no rank can go on.
 
-    A short time-out comes where no rank can go on. A long one is for emergencies, and here it is
-    none: that no rank can go on is an error at once.
+    A long one is for emergencies, and here it is none: that no rank can go on is an error at once.
     """
-
-    @functools.wraps(stock)
-    def call(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        rank = this_rank()
-        if rank is None:
-            return stock(self, keys, *args, **kwargs)
-        names: list[Any] = [keys] if isinstance(keys, (str, bytes)) else list(keys)
-        limit = next(iter((*args, *kwargs.values())), self.timeout)
-        limit = limit.total_seconds() if isinstance(limit, timedelta) else PATIENT
-        what = f"{', '.join(map(repr, names))} in a store"
-        seconds = limit if limit < PATIENT else None
-        if rank.scheduler.wait(rank.number, lambda: _stock_check(self, names), what, seconds):
-            return stock(self, keys, *args, **kwargs)
-        return _stock_wait(self, names, timedelta(milliseconds=1))  # which raises, in its words
-
-    return call
+    rank = this_rank()
+    if rank is None:
+        return stock(self, keys, *args, **kwargs)
+    names: list[Any] = [keys] if isinstance(keys, (str, bytes)) else list(keys)
+    limit = next(iter((*args, *kwargs.values())), self.timeout)
+    limit = limit.total_seconds() if isinstance(limit, timedelta) else PATIENT
+    what = f"{', '.join(map(repr, names))} in a store"
+    seconds = limit if limit < PATIENT else None
+    if rank.scheduler.wait(rank.number, lambda: _stock_check(self, names), what, seconds):
+        return stock(self, keys, *args, **kwargs)
+    return _stock_wait(self, names, timedelta(milliseconds=1))  # which raises, in its words
 
 
-def _asking(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of Store that a rank may call again and again, until another has changed it."""
+@PATCHES.around(
+    *(f"{_STORE}.{name}" for name in ("add", "check", "compare_set", "num_keys", "queue_len")),
+    optional=True,
+    why="others run between a rank's questions, which it may ask in a loop",
+)
+def _ask_store(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    rank = this_rank()
+    if rank is not None:
+        rank.scheduler.ask(rank.number, f"a store, by {stock.__name__}{args}")
+    return stock(self, *args, **kwargs)
 
-    @functools.wraps(stock)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rank = this_rank()
-        if rank is not None:
-            rank.scheduler.ask(rank.number, f"a store, by {stock.__name__}{args}")
-        return stock(self, *args, **kwargs)
 
-    return call
-
-
-def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
-    """`Thread.__init__`: a thread that a rank makes finds the rank's process groups and stores.
+@PATCHES.around("threading.Thread.__init__", why="a thread of a rank belongs to that rank")
+def _of_the_same_rank(
+    stock: Callable[..., None], self: threading.Thread, *args: Any, **kwargs: Any
+) -> None:
+    """A thread that a rank makes finds the rank's process groups and stores.
 
     It is a task of a schedule, as the ranks are, where one is active. Without a schedule nothing
     gives it turns, and what it asks of other ranks is an error (`simgpu._ranks.rank_scheduler`).
     """
+    stock(self, *args, **kwargs)
+    rank = this_rank()
+    if rank is None:
+        return
 
-    @functools.wraps(stock)
-    def __init__(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
-        rank = this_rank()
-        if rank is None:
-            return
+    def run() -> None:
+        vars(self).pop("run", None)
+        join(rank)
+        self.run()
 
-        def run() -> None:
-            vars(self).pop("run", None)
-            join(rank)
-            self.run()
-
-        vars(self)["run"] = run
-
-    return __init__
-
-
-_C10D = "torch.distributed.distributed_c10d"
-_GROUP = "torch._C._distributed_c10d.ProcessGroup"
-_FAKE = "torch._C._distributed_c10d.FakeProcessGroup"
-_STORE = "torch._C._distributed_c10d.Store"
-_WHY = "ranks of one process meet in memory, and connect to no process"
-_WHY_SPLIT = "C++ would split what connects ranks, and those of one process meet in memory"
-
-PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch.distributed.distributed_c10d",
-        "_world",
-        wrap=_GroupsOfThread,
-        why="each rank, a thread, has groups of its own",
-    ),
-    Action(
-        "the registry that C++ has of process groups",
-        run=_isolate,
-        why="groups of different ranks have the same names",
-    ),
-    *(
-        Patch(module, name, wrap=_fake, needs=name, why=_WHY)
-        for name in ("ProcessGroupGloo", "ProcessGroupNCCL", *nccl.NEWER)
-        for module in (_C10D, "torch.distributed")
-    ),
-    Patch(
-        _C10D,
-        "_create_process_group_wrapper",
-        value=lambda wrapped_pg, *_, **__: wrapped_pg,
-        needs="_create_process_group_wrapper",
-        why="debug mode compares the calls of ranks through gloo; here they are compared always",
-    ),
-    *(
-        Patch(
-            _GROUP,
-            name,
-            wrap=_not_gloo,
-            why="C++ takes the backend of a group of gloo for a ProcessGroupGloo without looking",
-        )
-        for name in ("_set_default_backend", "_register_backend")
-    ),
-    *(
-        Patch(_FAKE, name, value=value, why="as NCCL's class answers")
-        for name, value in (
-            ("_set_sequence_number_for_group", lambda self: None),
-            ("supports_coalescing", True),
-            ("_set_default_timeout", lambda self, timeout: None),  # no wait takes so long
-            ("_add_ephemeral_timeout", lambda self, timeout: None),
-            ("_group_start", staticmethod(lambda: None)),
-            ("_group_end", staticmethod(lambda: None)),
-        )
-    ),
-    Patch(
-        _C10D,
-        "_maybe_attach_flight_recorder",
-        value=lambda *_: None,
-        needs="_maybe_attach_flight_recorder",
-        why="it takes the ranks of one process for one rank that changes its number, and warns",
-    ),
-    Action(
-        "the CPU kernels of the c10d operators",
-        run=_take_tensors_of_the_host,
-        why="tensors of the host meet in memory, too",
-    ),
-    Patch(_GROUP, "split_group", wrap=_split_group, why=_WHY_SPLIT),
-    Patch(_FAKE, "supports_splitting", value=True, why=_WHY_SPLIT),
-    Patch(_FAKE, "split", value=_part_of_backend, why=_WHY_SPLIT),
-    Patch(_FAKE, "perform_nocolor_split", value=lambda self, device: None, why=_WHY_SPLIT),
-    Patch(f"{_FAKE}.Options", "__deepcopy__", value=_copied, why="C++ has no copy of it"),
-    *(
-        Patch(
-            module,
-            "TCPStore",
-            wrap=_tcp_store,
-            needs="TCPStore",
-            why="its server waits for other ranks, which are threads that wait for this one",
-        )
-        for module in ("torch.distributed", "torch.distributed.rendezvous")
-    ),
-    *(
-        Patch(_STORE, name, wrap=_waiting, needs=name, why="others run while a rank waits for keys")
-        for name in ("get", "wait", "multi_get")
-    ),
-    *(
-        Patch(_STORE, name, wrap=_asking, needs=name, why="others run between a rank's questions")
-        for name in ("add", "check", "compare_set", "num_keys", "queue_len")
-    ),
-    Patch(
-        "threading.Thread",
-        "__init__",
-        wrap=_of_the_same_rank,
-        why="a thread of a rank belongs to that rank",
-    ),
-)
+    vars(self)["run"] = run

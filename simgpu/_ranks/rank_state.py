@@ -1,9 +1,9 @@
-"""What each rank that is a thread has of its own, and what another rank finds in its turn.
+"""The state that each rank has for itself, where the ranks are threads of one process.
 
-`_TABLE` has a row for each piece of state: random numbers, the environment that torchrun sets,
-PyTorch's settings, and the variables in which it keeps something of one rank. Process groups are in
-`groups`. Everything else, such as other globals of modules, is shared by the ranks, as threads
-share it.
+It is saved when another rank is about to run, and restored when the rank runs again. `_TABLE` has a
+row for each piece: random numbers, the environment that torchrun sets, PyTorch's settings, and
+variables in which PyTorch keeps something of one rank. Process groups are in `groups`. Everything
+else, such as other globals of modules, is shared by the ranks, as threads share it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from simgpu import comm
 from simgpu._core import world
 from simgpu._core.operators import import_flop_counter
 from simgpu._cuda import tensors
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
+
+PATCHES = Table()
 
 # NumPy's random numbers of a rank that is a thread: a generator for each, exchanged at switches.
 #
-# `numpy.random.rand` and the like draw from one generator of the process. To note and to put back
-# its 2,500 bytes takes NumPy 60 microseconds, many times as long as a switch of ranks; to exchange
-# the generator takes none to speak of. A number that `numpy.random.randn` keeps for its next call
-# is not a part of it, and is noted.
+# `numpy.random.rand` and the like draw from one generator of the process. To read and to write its
+# 2,500 bytes takes NumPy 60 microseconds, many times as long as a switch of ranks; to exchange the
+# generator takes almost no time. A number that `numpy.random.randn` keeps for its next call is in
+# the state of NumPy, but not in the generator.
 
 
 class MT19937(numpy.random.MT19937):
-    """A rank's generator, whose state can be asked for without its numbers.
+    """A rank's generator. At a switch of ranks its state is read and written without its numbers.
 
     NumPy sets the state of a generator only if it is from a class of the same name.
     """
@@ -47,9 +49,7 @@ class MT19937(numpy.random.MT19937):
 
     @property
     def state(self) -> Any:
-        if self.brief:
-            return {"bit_generator": "MT19937", "state": {}}
-        return super().state
+        return {"bit_generator": "MT19937", "state": {}} if self.brief else super().state
 
     @state.setter
     def state(self, value: Any) -> None:
@@ -61,39 +61,36 @@ _exchange: Callable[[Any], None] = vars(numpy.random)["set_bit_generator"]
 _get: Callable[[], Any] = vars(numpy.random)["get_bit_generator"]
 
 
-class Kept:
-    """What NumPy draws from, and the number that it keeps, as they are when this is made."""
+def _briefly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    MT19937.brief = True
+    try:
+        return call(*args, **kwargs)
+    finally:
+        MT19937.brief = False
 
-    def __init__(self) -> None:
-        self._generator = _get()
-        self._state = self._briefly(numpy.random.get_state, legacy=False)
 
-    def _briefly(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        generator = self._generator
-        if not isinstance(generator, MT19937):
-            return call(*args, **kwargs)
-        generator.brief = True
-        try:
-            return call(*args, **kwargs)
-        finally:
-            generator.brief = False
+def _read_numpy() -> tuple[Any, Any]:
+    """What NumPy draws from, and its state: of a rank's generator, the number that NumPy keeps."""
+    return _get(), _briefly(numpy.random.get_state, legacy=False)
 
-    def put_back(self) -> None:
-        """Make NumPy draw from it again."""
-        _exchange(self._generator)
-        self._briefly(numpy.random.set_state, self._state)
 
-    def of_a_rank(self) -> Kept:
-        """The numbers that come now; from a generator of their own, if it has NumPy's usual type.
+def _write_numpy(kept: tuple[Any, Any]) -> None:
+    generator, state = kept
+    _exchange(generator)
+    _briefly(numpy.random.set_state, state)
 
-        A generator of another kind is shared, and each rank's state of it noted and put back.
-        """
-        state = numpy.random.get_state(legacy=False)
-        other = copy.copy(self)
-        if state["bit_generator"] == MT19937.__name__:
-            other._generator = MT19937(0)
-            other._generator.state = other._state = state
-        return other
+
+def _numpy_of_rank(kept: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The same numbers from a generator of the rank's own, if it has NumPy's usual type.
+
+    A generator of another kind is shared, and each rank's state of it is read and written.
+    """
+    state = numpy.random.get_state(legacy=False)
+    if state["bit_generator"] != MT19937.__name__:
+        return kept
+    own = MT19937(0)
+    own.state = state
+    return own, state
 
 
 # The state that PyTorch and simgpu keep of a process, as they take each rank to be one.
@@ -332,7 +329,7 @@ _ENVIRONMENT = [
 _TABLE: dict[str, Callable[[Any], Slots]] = {
     "torch": _of_torch,
     "random": lambda module: [Slot(module.getstate, module.setstate)],
-    "numpy.random": lambda module: [Slot(Kept, Kept.put_back, Kept.of_a_rank)],
+    "numpy.random": lambda module: [Slot(_read_numpy, _write_numpy, _numpy_of_rank)],
     # what torchrun sets
     "os": lambda _: _ENVIRONMENT,
     # each `init_process_group` wraps it, so that it prints the rank
@@ -417,13 +414,21 @@ class State:
             slot.write(value)
 
 
-def _without_cache(stock: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(stock)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
-        self.cache_enabled = False
+@PATCHES.around(
+    "torch._subclasses.fake_tensor.FakeTensorMode.__init__",
+    why='its cache is shared by threads, in each of which "cuda" is another device',
+)
+def _without_cache(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    stock(self, *args, **kwargs)
+    self.cache_enabled = False
 
-    return __init__
+
+PATCHES.add(
+    "torch.distributed.c10d_logger._c10d_logger.disabled",
+    value=True,
+    optional=True,
+    why="each rank would log the error that its world raises, and pytest shows it again",
+)
 
 
 # What torch.compile has compiled belongs to one rank and one world.
@@ -437,6 +442,12 @@ def _without_cache(stock: Callable[..., None]) -> Callable[..., None]:
 _SETS_REGION = "set_eval_frame_isolate_recompiles_id"
 
 
+@PATCHES.wrap(
+    f"{_DYNAMO}.eval_frame.{_SETS_REGION}",
+    optional=True,
+    late=True,
+    why="a rank would run what another one has compiled, with that one's number as a constant",
+)
 def _with_code_of_rank(stock: Callable[[int], int]) -> Callable[[int], int]:
     """PyTorch's setter of the region in which the calling thread looks for compiled code."""
     numbers = importlib.import_module(f"{_DYNAMO}.eval_frame")._next_isolate_recompiles_id
@@ -462,6 +473,10 @@ def _forget() -> None:
         importlib.import_module(_DYNAMO).reset_code_caches()
 
 
+@PATCHES.action(
+    "what torch.compile has compiled: it is forgotten",
+    why="it holds what was so outside of the world, such as that there is no default group",
+)
 def _forget_now_and_later(patches: Patches) -> None:
     _forget()
     patches.then(_forget)
@@ -477,17 +492,16 @@ def _forget_now_and_later(patches: Patches) -> None:
 # end.
 
 
-def _with_meshes_of_rank(stock: Callable[..., None]) -> Callable[..., None]:
-    """`DeviceMesh.__init__`, which notes a thread for the ranks of PyTorch's own tests only."""
-
-    @functools.wraps(stock)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
-        rank = world.rank_number()
-        if rank is not None:
-            self._thread_id, self._hash = rank, None
-
-    return __init__
+@PATCHES.around(
+    "torch.distributed.device_mesh.DeviceMesh.__init__",
+    why="what DTensor keeps for a mesh is for one rank, and these are in one process",
+)
+def _with_meshes_of_rank(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """PyTorch's own notes a thread for the ranks of PyTorch's own tests only."""
+    stock(self, *args, **kwargs)
+    rank = world.rank_number()
+    if rank is not None:
+        self._thread_id, self._hash = rank, None
 
 
 _TENSOR = "torch.distributed.tensor"
@@ -502,39 +516,3 @@ def clear_sharding_cache() -> None:
         debug = importlib.import_module(f"{_TENSOR}.debug")
         for name in _CLEARING:
             getattr(debug, name, lambda: None)()
-
-
-PATCHES: tuple[Row, ...] = (
-    Action(
-        "what torch.compile has compiled: it is forgotten",
-        run=_forget_now_and_later,
-        why="it holds what was so outside of the world, such as that there is no default group",
-    ),
-    Patch(
-        f"{_DYNAMO}.eval_frame",
-        _SETS_REGION,
-        wrap=_with_code_of_rank,
-        needs=_SETS_REGION,
-        late=True,
-        why="a rank would run what another one has compiled, with that one's number as a constant",
-    ),
-    Patch(
-        "torch._subclasses.fake_tensor.FakeTensorMode",
-        "__init__",
-        wrap=_without_cache,
-        why='its cache is shared by threads, in each of which "cuda" is another device',
-    ),
-    Patch(
-        "torch.distributed.c10d_logger._c10d_logger",
-        "disabled",
-        True,
-        needs="disabled",
-        why="each rank would log the error that its world raises, and pytest shows it again",
-    ),
-    Patch(
-        "torch.distributed.device_mesh.DeviceMesh",
-        "__init__",
-        wrap=_with_meshes_of_rank,
-        why="what DTensor keeps for a mesh is for one rank, and these are in one process",
-    ),
-)
