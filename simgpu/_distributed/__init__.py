@@ -1,7 +1,8 @@
 """torch.distributed on simulated devices: the kernels of the `c10d::` operators.
 
 c10d_kernels        the operators, and what NCCL refuses of them: begin here
-collectives         what a rank asks of its group; all ranks have to ask the same; reductions
+collectives         what a rank asks of its group; reductions
+agreement           all ranks have to ask the same
 works               what a caller waits for; its output is unwritten until then
 groups              the state of one process group on this rank
 process_transport, thread_transport, fake_transport

@@ -11,7 +11,7 @@ import functools
 import itertools
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,9 +23,9 @@ from simgpu._core.hooks import Collective
 from simgpu._core.launch import Kernel, launch
 from simgpu._core.operators import tensors_in
 from simgpu._distributed import nccl
+from simgpu._distributed.agreement import IN_MEMORY
 from simgpu._distributed.collectives import (
     BITWISE,
-    IN_MEMORY,
     Call,
     Reduction,
     Tensor,
@@ -103,9 +103,7 @@ def of_barrier(group: Communicator, device_ids: Sequence[int]) -> int:
 Tensors = Sequence[Tensor]
 
 
-@functools.cache
-def _machine() -> str:
-    return socket.gethostname()
+_machine = functools.cache(socket.gethostname)
 
 
 @functools.cache
@@ -296,16 +294,19 @@ def _order(tensor: Tensor, between_two: bool) -> tuple[int, ...] | None:
     return order
 
 
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _check_dtype(dtype: torch.dtype, kind: str, between_two: bool) -> None:
     dtype = dtype.to_real() if dtype.is_complex else dtype
     if kind == "nccl" and dtype not in NCCL_DTYPES:
-        name = _CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+        name = _CPP_NAMES.get(dtype, _name_of(dtype))
         raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
     if kind == "gloo" and dtype not in _GLOO_DTYPES and not between_two:
-        known = sorted(str(each).removeprefix("torch.") for each in _GLOO_DTYPES)
         raise RuntimeError(
-            f"Invalid scalar type: gloo has no {str(dtype).removeprefix('torch.')} but for send "
-            f"and recv, it has {', '.join(known)}"
+            f"Invalid scalar type: gloo has no {_name_of(dtype)} but for send and recv, it has "
+            f"{', '.join(sorted(map(_name_of, _GLOO_DTYPES)))}"
         )
 
 
@@ -367,23 +368,18 @@ def _broadcast(group: Communicator, tensors: Tensors, root: int, _: int) -> Call
         yield Call("broadcast", says, [host], [] if group.rank == root else [host], peer=root)
 
 
-def _all_gather(group: Communicator, outs: Sequence[Tensors], ins: Tensors) -> Calls:
-    [outputs], [mine] = outs, ins
-    yield _gathered(group, outputs, mine)
+def _all_gather(group: Communicator, outputs: Iterable[Tensors], ins: Tensors) -> Calls:
+    for outs, mine in zip(outputs, ins, strict=True):
+        [host, *host_outs] = host_aliases([mine, *outs], group)
+        _check_parts("all_gather", group, outs)
+        what = f"all_gather puts {described([mine])} of rank {group.rank}"
+        _check_fit(mine, outs[group.rank], what)
+        says = f"all_gather {_described_parts(outs)}{layout([mine, *outs])}"
+        yield Call("all_gather", says, [host], host_outs)
 
 
 def _all_gather_coalesced(group: Communicator, by_rank: Sequence[Tensors], ins: Tensors) -> Calls:
-    for outs, mine in zip(zip(*by_rank, strict=True), ins, strict=True):
-        yield _gathered(group, outs, mine)
-
-
-def _gathered(group: Communicator, outs: Tensors, mine: Tensor) -> Call:
-    [host, *host_outs] = host_aliases([mine, *outs], group)
-    _check_parts("all_gather", group, outs)
-    what = f"all_gather puts {described([mine])} of rank {group.rank}"
-    _check_fit(mine, outs[group.rank], what)
-    says = f"all_gather {_described_parts(outs)}{layout([mine, *outs])}"
-    return Call("all_gather", says, [host], host_outs)
+    return _all_gather(group, zip(*by_rank, strict=True), ins)
 
 
 def _all_gather_into(group: Communicator, outs: Any, ins: Any) -> Calls:
@@ -452,13 +448,13 @@ def _all_to_all_single(
 ) -> Calls:
     """`splits` has how many rows come from each rank, and how many go to each rank."""
     outs, ins = map(_rows, host_aliases([out, mine], group), splits, [group.size] * 2)
-    says = f"all_to_all_single {_dtype(mine)}{layout([out, mine])}"
+    says = f"all_to_all_single {_name_of(mine.dtype)}{layout([out, mine])}"
     yield Call("all_to_all", says, ins, outs, has_splits=any(splits))
 
 
 def _rows(tensor: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
     """The parts of a tensor for each of `size` ranks: so many rows each, or equally many."""
-    rows = tensor.shape[0] if tensor.dim() else tensor.numel()
+    rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % size:
             raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
@@ -478,12 +474,8 @@ def _all_to_all(group: Communicator, outs: Tensors, ins: Tensors) -> Calls:
             f"all_to_all needs {plural(group.size, 'tensor')} for input and output, one for each "
             f"rank, got {len(ins)} and {len(outs)}"
         )
-    says = f"all_to_all {_dtype(ins[0])}{layout([*outs, *ins])}"
+    says = f"all_to_all {_name_of(ins[0].dtype)}{layout([*outs, *ins])}"
     yield Call("all_to_all", says, host_ins, host_outs)
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _gather(group: Communicator, outs: list[Tensors], ins: Tensors, root: int) -> Calls:

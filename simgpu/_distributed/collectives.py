@@ -1,72 +1,32 @@
-"""What a rank asks of its group (`Call`), checks that all ranks ask the same, and reductions.
+"""What a rank asks of its group (`Call`), and reductions.
 
 A `Call` has everything that a transport (processes or threads) needs, and no tensor of a device.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import distributed
 
 from simgpu import comm
 from simgpu._core.hooks import Collective
-from simgpu._distributed.ddp import with_advice
-from simgpu._util.naming import DEVICE_TYPE
 from simgpu.comm import FLOAT8
-from simgpu.errors import CollectiveMismatchError, NaNSentError
 
 Tensor = torch.Tensor
-
-# Methods of ProcessGroup that reduce: they note the factor of PREMUL_SUM for the kernel that they
-# call, which gets the reduction in a box that shows only its kind.
-METHODS = (
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-)
-
-_ReduceOp: Any = torch._C._distributed_c10d.ReduceOp
 
 
 class _PerThread(threading.local):
     factor: Any = None
+    """That of the PREMUL_SUM which a method of ProcessGroup has been called with."""
 
 
-_per_thread = _PerThread()
-
-
-def noting_factor(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of ProcessGroup, with the factor noted for as long as it runs."""
-
-    @functools.wraps(stock)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for value in (*args[1:], *kwargs.values()):
-            op = getattr(value, "reduceOp", value)
-            if isinstance(op, _ReduceOp) and op == _ReduceOp.PREMUL_SUM:
-                # Older releases show it only to pickle.
-                outer, _per_thread.factor = _per_thread.factor, op.__getstate__()[1]
-                try:
-                    return stock(*args, **kwargs)
-                finally:
-                    _per_thread.factor = outer
-        return stock(*args, **kwargs)
-
-    return call
-
+per_thread = _PerThread()
 
 # Reductions over ranks: sum, mean, product and others of one tensor per rank, on the host.
 #
@@ -107,12 +67,12 @@ class Reduction:
         kind: Any = op.op
         kind = _call_method(kind) if isinstance(op, torch._C.ScriptObject) else kind
         name = distributed.ReduceOp.RedOpType(int(kind)).name
-        if name == "PREMUL_SUM" and _per_thread.factor is None:
+        if name == "PREMUL_SUM" and per_thread.factor is None:
             raise NotImplementedError(
                 "the factor of ReduceOp.PREMUL_SUM is not known here: call it through "
                 "torch.distributed"
             )
-        return Reduction(name, _per_thread.factor if name == "PREMUL_SUM" else None)
+        return Reduction(name, per_thread.factor if name == "PREMUL_SUM" else None)
 
     def prepare(self, mine: Tensor, count: int) -> Tensor:
         """This rank's part as it is to be combined: a new tensor where it differs."""
@@ -310,156 +270,8 @@ def in_common(
     return [(mine, as_bytes(of_second)[begin - other : end - other])]
 
 
-# How the text of a memory format begins, where it is not contiguous; and all of it.
-IN_MEMORY = ", in memory "
-_FORMAT = re.compile(rf"{IN_MEMORY}(?:as \w+|by dims \d+(?:, \d+)*)")
-
-
-def memory_format(shown: str) -> str:
-    """The memory format in the text of a call; "" where it is contiguous.
-
-    Other facts may follow, such as their device.
-    """
-    found = _FORMAT.search(shown)
-    return "" if found is None else found.group()
-
-
 def described(tensors: Iterable[Tensor]) -> str:
     """Dtypes and shapes, such as "float32 (8, 2)"."""
     return ", ".join(
         f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors
     )
-
-
-# Where the ranks of a group ask different things of it, NCCL hangs, adds what does not belong
-# together, or ends the process; gloo aborts. Here each rank sees what all others ask before any
-# data moves, and the error names both calls and lines.
-
-_SAME_FORMAT = (
-    "Their tensors need the same memory format, or values would be exchanged: call .contiguous() "
-    "before, or .contiguous(memory_format=torch.channels_last) on all of them"
-)
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 3", or "ranks 0, 1 and 2"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-class Asked(NamedTuple):
-    """What one rank asks of its group.
-
-    Attributes:
-        agreed: what has to be the same on all ranks.
-        shown: that, as a text for errors.
-        place: the line that asks.
-        device: which GPU of which machine it is; "" for any.
-    """
-
-    agreed: str | bytes
-    shown: str
-    place: str
-    device: str = ""
-
-    @classmethod
-    def of(cls, call: Call) -> Asked:
-        return cls(call.says, call.shown, call.place, call.device)
-
-    @property
-    def line(self) -> str:
-        return f"{self.shown} at {self.place}"
-
-
-def check_agreement(group: str, number: int, ranks: Sequence[int], asked: Sequence[Asked]) -> None:
-    """Raise CollectiveMismatchError unless all ranks ask the same, each on a device of its own.
-
-    Args:
-        group, number: the group's name, and which of its calls this is, from 1.
-        ranks: the global rank of each member.
-        asked: what each member asks.
-    """
-    first = asked[0].agreed
-    if all(each.agreed == first for each in asked):
-        _check_devices(group, ranks, [each.device for each in asked])
-        return
-    kinds: dict[Asked, list[int]] = {}
-    for rank, each in zip(ranks, asked, strict=True):
-        kinds.setdefault(each._replace(device=""), []).append(rank)
-    listed = "; ".join(f"{named_ranks(members)}: {each.line}" for each, members in kinds.items())
-    text = with_advice(
-        f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
-        "group have to make the same calls in the same order"
-    )
-    layouts = {memory_format(each.shown) for each in kinds}
-    raise CollectiveMismatchError(f"{text}. {_SAME_FORMAT}" if len(layouts) > 1 else text)
-
-
-_TOO_LATE = (
-    ". CUDA_VISIBLE_DEVICES counts for a process, and there until CUDA is initialized: not in the "
-    "ranks of simgpu.ranks, which are threads of one"
-)
-
-
-def _check_devices(group: str, ranks: Sequence[int], devices: Sequence[str]) -> None:
-    taken: dict[str, int] = {}
-    for rank, device in zip(ranks, devices, strict=True):
-        if device and taken.get(device, rank) != rank:  # which may send to itself
-            # NCCL names a device by the hexadecimal digits of its place on the bus.
-            place = f"{int(device.rpartition(':')[2]) + 1:x}000"
-            raise CollectiveMismatchError(
-                f"Duplicate GPU detected : rank {rank} and rank {taken[device]} both on CUDA "
-                f"device {place} (group {group!r}). Each rank of a group of nccl "
-                "needs a device of its own: call torch.cuda.set_device(local_rank) first"
-                + (_TOO_LATE if "CUDA_VISIBLE_DEVICES" in os.environ else "")
-            )
-        taken[device] = rank
-
-
-def check_splits(
-    group: str,
-    number: int,
-    ranks: Sequence[int],
-    sent: Sequence[Sequence[int]],
-    awaited: Sequence[Sequence[int]],
-    asked: Sequence[Asked],
-) -> None:
-    """Raise CollectiveMismatchError unless each rank sends what the other one awaits, in bytes."""
-    for source, row in enumerate(sent):
-        for target, nbytes in enumerate(row):
-            if nbytes != awaited[target][source]:
-                raise CollectiveMismatchError(
-                    f"call {number} of group {group!r}: rank {ranks[source]} sends {nbytes} bytes "
-                    f"to rank {ranks[target]} ({asked[source].line}), which "
-                    f"awaits {awaited[target][source]} ({asked[target].line})"
-                )
-
-
-# `TORCH_NCCL_NAN_CHECK`: whether ranks look for NaN in what they give to a collective of NCCL.
-#
-# On a GPU a kernel looks, before the data travel, and asserts: the process ends. What is not of
-# floating point is not looked at, nor what a rank only receives.
-
-_NAME = "TORCH_NCCL_NAN_CHECK"
-_TRUE = ("y", "yes", "1", "t", "true")  # as PyTorch reads its variables
-
-
-def is_asked_for() -> bool:
-    """What the environment says; PyTorch asks it when a group is made."""
-    return os.environ.get(_NAME, "").lower() in _TRUE
-
-
-def check_no_nan(call: Call) -> None:
-    """Raise NaNSentError for a NaN in what this rank gives, with the first one, call and line."""
-    if call.kind == "broadcast" and call.outs:
-        return  # it receives, in place
-    rank = "" if call.collective is None else f" {call.collective.rank}"
-    for tensor in call.ins:
-        found = tensor.isnan().nonzero()[:1].tolist()
-        if found:
-            raise NaNSentError(
-                f"{DEVICE_TYPE} error: device-side assert triggered: rank{rank} gives NaN, at "
-                f"index {tuple(found[0])} of {described([tensor])}, to {call.shown} at "
-                f"{call.place}. Without {_NAME} there is no such check"
-            )

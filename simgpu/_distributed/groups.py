@@ -6,7 +6,6 @@ It lives as long as the group's Python object, which torch.distributed keeps unt
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections import Counter
@@ -20,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from simgpu._core import hooks, world
 from simgpu._core.hooks import Instrument
-from simgpu._distributed import collectives
+from simgpu._distributed import agreement
 from simgpu._distributed.collectives import Call
 from simgpu._distributed.fake_transport import FakeTransport
 from simgpu._distributed.process_transport import ProcessTransport
@@ -40,8 +39,6 @@ from simgpu.errors import RankLostError, UnsupportedError
 _get_backend: Callable[..., Any] = distributed.ProcessGroup._get_backend
 _kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-# What each wrapper of the debug mode wraps.
-_wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # The replacement of NCCL's backends, where ranks are threads.
 nccl_fakes: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -70,18 +67,6 @@ def keep_backend(group: Any, kind: Any, backend: Any) -> None:
     _backends.setdefault(group, []).append(backend)
     if kind == distributed.ProcessGroup.BackendType.NCCL or backend in nccl_fakes:
         _kinds[group] = "nccl"  # newer releases have CUSTOM ones, too
-
-
-def keeping_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What wraps a backend for the debug mode; the Python half of the backend lives as long."""
-
-    @functools.wraps(stock)
-    def wrap(wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = stock(wrapped_pg, *args, **kwargs)
-        _wrapped[wrapper] = wrapped_pg
-        return wrapper
-
-    return wrap
 
 
 _Gloo: Any = cpp_c10d.ProcessGroupGloo
@@ -170,7 +155,7 @@ class Communicator:
         self.ended = _ended.get(group, "")
         """What this rank has done to the group, if it can make no calls any more."""
         self._backend = backend
-        self._looks_for_nan = self.kind == "nccl" and collectives.is_asked_for()
+        self._looks_for_nan = self.kind == "nccl" and agreement.looks_for_nan()
         self.open: set[Work] = set()
         self.coalesced: list[Pending] | None = None
         """The calls since `_start_coalescing`; None outside."""
@@ -287,23 +272,14 @@ def abort(backend: Any) -> None:
 _ended: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def ending(how: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A method of ProcessGroup after which this rank can make no calls of the group."""
-
-    def wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
-        def end(self: Any) -> Any:
-            _ended[self] = how
-            communicator = _communicators.get(self)
-            if communicator is not None:
-                communicator.ended = how
-                if how == "aborted":
-                    communicator.transport.abort()
-            return stock(self)
-
-        return end
-
-    return wrap
+def end(group: Any, how: str) -> None:
+    """Note that this rank has "aborted" or "destroyed" a group: it can make no more calls of it."""
+    _ended[group] = how
+    communicator = _communicators.get(group)
+    if communicator is not None:
+        communicator.ended = how
+        if how == "aborted":
+            communicator.transport.abort()
 
 
 class _Synchronization(Instrument):

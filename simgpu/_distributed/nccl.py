@@ -6,20 +6,16 @@ collectives themselves go through the kernels, which use it as a ProcessGroupGlo
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from simgpu._distributed import collectives, groups
-from simgpu.errors import UnsupportedError
+from simgpu._distributed import agreement, groups
 
 
 def hash_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
@@ -113,7 +109,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
             given = timeout if isinstance(timeout, timedelta) else None
             self._given._timeout = given or distributed_c10d.default_pg_timeout
         super().__init__(store, rank, size, timeout=self._given._timeout)
-        self.looks_for_nan = collectives.is_asked_for()
+        self.looks_for_nan = agreement.looks_for_nan()
         meet(self)
 
     def name(self) -> str:
@@ -161,45 +157,3 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
     def abort(self) -> None:
         """Make this group's later calls fail."""
         groups.abort(self)
-
-
-def with_restart_prefix(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """`_create_c10d_store` with the keys of each attempt apart from those of the others.
-
-    torchrun keeps one store for all its attempts, which still has the addresses of the last one: a
-    rank that is faster than the others connects to processes that have ended, and fails or waits
-    until the timeout. That is a fault of PyTorch, which NCCL's ranks meet too (pytorch issue
-    135712). Where there are several machines, each of them counts its restarts by itself: the store
-    is left as it is.
-    """
-
-    @functools.wraps(stock)
-    def create(*args: Any, **kwargs: Any) -> Any:
-        store = stock(*args, **kwargs)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if shared and attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-            return PrefixStore(f"restart {attempt}", store)
-        return store
-
-    return create
-
-
-def refusing_devices(stock: Callable[[Mapping[Any, Any]], Any]) -> Callable[..., Any]:
-    """`_to_device_map` of torch/distributed/rpc/options.py, for maps of only the CPU.
-
-    The agent of RPC moves tensors between devices of two processes by CUDA's own channels in C++,
-    and ends in an internal assertion where there is no CUDA.
-    """
-
-    @functools.wraps(stock)
-    def to_device_map(device_map: Mapping[Any, Any]) -> Any:
-        for pair in device_map.items():
-            if any(torch.device(device).type != "cpu" for device in pair):
-                raise UnsupportedError(
-                    f"torch.distributed.rpc cannot map {pair[0]} to {pair[1]}: tensors of "
-                    "simulated devices do not travel by RPC. Send CPU tensors, and move them there"
-                )
-        return stock(device_map)
-
-    return to_device_map

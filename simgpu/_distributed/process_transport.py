@@ -25,8 +25,9 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from simgpu import comm
-from simgpu._distributed import collectives
-from simgpu._distributed.collectives import Asked, Call, Tensor, as_bytes
+from simgpu._distributed import agreement
+from simgpu._distributed.agreement import Asked
+from simgpu._distributed.collectives import Call, Tensor, as_bytes
 from simgpu._distributed.ddp import with_advice
 from simgpu._distributed.works import Pending, Transport, plain_tensors
 from simgpu.errors import (
@@ -318,19 +319,18 @@ class ProcessTransport(Transport):
         lane = self._lanes.get(call.row)
         if lane is None:
             lane = self._lanes[call.row] = SerialQueue(f"group {self._group} {call.row}")
-
-        def wait(waited: Pending, seconds: float | None) -> None:
-            if seconds is None:
-                lane.help(waited.done)
-            else:
-                waited.wait_idly(seconds)
-
-        pending.waits_by(wait)
+        pending.transport = self
         # A single rank only waits for what it sends to itself.
         awaited = awaited or (self._count == 1 and call.kind != "recv")
         lane.submit(lambda: self._do(pending), awaited)
         if awaited:
             lane.help(pending.done)
+
+    def wait(self, pending: Pending, seconds: float | None) -> None:
+        if seconds is None:
+            self._lanes[pending.call.row].help(pending.done)
+        else:
+            pending.wait_idly(seconds)
 
     def _do(self, pending: Pending) -> None:
         call = pending.call
@@ -434,7 +434,7 @@ class ProcessTransport(Transport):
         if not are_alike(records) or call.number == call.since:
             asked = [read_record(record) for record in records]
             try:
-                collectives.check_agreement(self._group, call.number, self._ranks, asked)
+                agreement.check_agreement(self._group, call.number, self._ranks, asked)
             except CollectiveMismatchError as error:
                 error.reported_by = self._ranks[0] if self._here else None
                 raise
@@ -450,7 +450,7 @@ class ProcessTransport(Transport):
     def _check_pair(self, call: Call, members: Sequence[int], records: Sequence[Tensor]) -> None:
         ranks = [self._ranks[member] for member in members]
         asked = [read_record(record) for record in records]
-        collectives.check_agreement(self._group, call.number, ranks, asked)
+        agreement.check_agreement(self._group, call.number, ranks, asked)
 
     def _meet_itself(self, call: Call) -> None:
         """Post what the tensor of a send holds now, or put the oldest into that of a receive.
@@ -539,7 +539,7 @@ class ProcessTransport(Transport):
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
             asked = [read_record(record) for record in self._tell(record_of(call))]
-            collectives.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
+            agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
         """Send `ins[r]` to each rank r, and receive `outs[r]` from it."""

@@ -14,8 +14,9 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from simgpu._distributed import collectives
-from simgpu._distributed.collectives import Asked, Call, Tensor, named_ranks
+from simgpu._distributed import agreement
+from simgpu._distributed.agreement import Asked, named_ranks
+from simgpu._distributed.collectives import Call, Tensor
 from simgpu._distributed.ddp import with_advice
 from simgpu._distributed.works import Pending, Transport
 from simgpu.errors import CollectiveMismatchError, RankLostError
@@ -110,7 +111,7 @@ class ThreadTransport(Transport):
 
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Come to a call; the last one to come does it for all."""
-        pending.waits_by(self._wait, self._ask)
+        pending.transport = self
         self._waits.pause(pending.call.kind)
         if self._aborted:
             pending.finish(RankLostError(f"group {self._group!r} was aborted"))
@@ -119,11 +120,11 @@ class ThreadTransport(Transport):
         else:
             self._meet_all(pending)
 
-    def _wait(self, pending: Pending, _: float | None) -> None:
+    def wait(self, pending: Pending, _: float | None) -> None:
         """Run other ranks. No time passes meanwhile: what can never come is an error at once."""
         self._waits.wait(self._me, pending.done, pending.call.named_in(self._group))
 
-    def _ask(self, pending: Pending) -> None:
+    def ask(self, pending: Pending) -> None:
         self._waits.ask(self._me, pending.call.named_in(self._group))
 
     def _meet_all(self, pending: Pending) -> None:
@@ -145,11 +146,11 @@ class ThreadTransport(Transport):
         """Raise unless the members of the group that have come ask the same."""
         calls, ranks = [each.call for each in here.values()], [self._ranks[rank] for rank in here]
         number, asked = calls[0].number, [Asked.of(call) for call in calls]
-        collectives.check_agreement(self._group, number, ranks, asked)
+        agreement.check_agreement(self._group, number, ranks, asked)
         if calls[0].kind == "all_to_all" and len(calls) == len(self._ranks):
             sent = [[part.nbytes for part in call.ins] for call in calls]
             awaited = [[part.nbytes for part in call.outs] for call in calls]
-            collectives.check_splits(self._group, number, ranks, sent, awaited, asked)
+            agreement.check_splits(self._group, number, ranks, sent, awaited, asked)
 
     def _meet_peer(self, pending: Pending) -> None:
         """Find the other side of a send, or wait for it in the order of the calls."""
@@ -163,7 +164,7 @@ class ThreadTransport(Transport):
             return
         found = other.popleft()
         error = _error_of(
-            collectives.check_agreement,
+            agreement.check_agreement,
             self._group,
             call.number,
             [self._ranks[self._rank], self._ranks[call.peer]],

@@ -25,7 +25,7 @@ from torch.utils.weak import TensorWeakRef
 from simgpu._core import streams
 from simgpu._core.hooks import Collective, hooks
 from simgpu._core.unwritten import fill_unwritten
-from simgpu._distributed import collectives
+from simgpu._distributed import agreement
 from simgpu._distributed.collectives import Call, Tensor, in_common
 from simgpu._native.python_objects import held_by_cpp
 from simgpu.errors import CollectiveTimeoutError
@@ -72,19 +72,8 @@ class Pending:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self.done = self._done.is_set
-        self._waits: Callable[[Pending, float | None], None] | None = None
-        self._asks: Callable[[Pending], None] | None = None
-
-    def waits_by(
-        self,
-        wait: Callable[[Pending, float | None], None],
-        ask: Callable[[Pending], None] | None = None,
-    ) -> None:
-        """Wait by calling `wait`, with seconds or None: it does the call, or runs other ranks.
-
-        `ask` is called where a program asks whether the call has run, as it may in a loop.
-        """
-        self._waits, self._asks = wait, ask
+        self.transport: Transport | None = None
+        """What carries it out, from where it is submitted until it has run."""
 
     def copy_inputs(self) -> None:
         """Make the call read and write copies, and fill its outputs as unwritten."""
@@ -116,7 +105,7 @@ class Pending:
             if earlier.error is None:
                 own.copy_(part)
         if self.call.looks_for_nan:
-            collectives.check_no_nan(self.call)
+            agreement.check_no_nan(self.call)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Say that the call has run, or failed: then nothing lands."""
@@ -126,6 +115,7 @@ class Pending:
             with self._lock:
                 self._landing = []
         self._done.set()
+        self.transport = None
         previous = self.previous
         if previous is not None:  # a send without a wait would keep all before it
             self.previous = previous.last_open()
@@ -140,8 +130,9 @@ class Pending:
 
     def has_run(self) -> bool:
         """`done`, where a program asks: other ranks may go on first."""
-        if self._asks is not None and not self.done():
-            self._asks(self)
+        transport = self.transport
+        if transport is not None and not self.done():
+            transport.ask(self)
         return self.done()
 
     def wait_and_raise(self, seconds: float | None) -> None:
@@ -163,7 +154,11 @@ class Pending:
                 del error  # which this frame would keep, and it the frame
 
     def _wait(self, seconds: float | None) -> None:
-        (self._waits or Pending.wait_idly)(self, seconds)
+        transport = self.transport
+        if transport is None:
+            self.wait_idly(seconds)
+        else:
+            transport.wait(self, seconds)
 
     def wait_idly(self, seconds: float | None) -> None:
         """Wait until another thread says that the call has run."""
@@ -180,7 +175,7 @@ class Pending:
         self._wait(seconds)
         for pending in reversed([*self._and_before()]):
             pending.previous = None
-            if pending.done() or pending._waits is not None:  # or a thread is about to submit it
+            if pending.done() or pending.transport is not None:  # or a thread is about to submit it
                 pending._wait(seconds)
                 pending._land()
         self._raise()
@@ -211,6 +206,13 @@ class Transport:
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Begin a call; it is done in the calling thread where it is `awaited`."""
         raise NotImplementedError
+
+    def wait(self, pending: Pending, seconds: float | None) -> None:
+        """Wait until a call has run; a transport may do the call here, or run other ranks."""
+        pending.wait_idly(seconds)
+
+    def ask(self, pending: Pending) -> None:
+        """Called where a program asks whether a call has run, as it may in a loop."""
 
     def algorithm(self, call: Call) -> str:
         """How a reduction is carried out; "" for what only moves data."""

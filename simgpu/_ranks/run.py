@@ -18,7 +18,7 @@ from simgpu._core import world
 from simgpu._core.operators import began_twice
 from simgpu._devices import block
 from simgpu._distributed import groups as distributed_groups
-from simgpu._distributed.collectives import named_ranks
+from simgpu._distributed.agreement import named_ranks
 from simgpu._distributed.thread_transport import GroupCalls, ThreadTransport
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
 from simgpu._explore.schedules.scheduler import Scheduler, ThreadEnded

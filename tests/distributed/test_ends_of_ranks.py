@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed import collectives
+from simgpu._distributed import agreement
 from simgpu._explore.schedules import scheduler
 from simgpu.errors import CollectiveMismatchError, DeadlockError, RankLostError
 from tests.support.worlds import few, schedules
@@ -110,7 +110,7 @@ def test_call_that_other_ranks_leave_out_raises_without_a_wait(count, data, seed
         simgpu.ranks(count, go, schedule=seed)
     text = str(caught.value)
     have = "has" if len(missing) == 1 else "have"
-    who, others = collectives.named_ranks(sorted(callers)), collectives.named_ranks(missing)
+    who, others = agreement.named_ranks(sorted(callers)), agreement.named_ranks(missing)
     assert f"was called by {who} alone: {others} {have} ended" in text
     assert f"all_reduce float32 (3,) SUM at {__file__}:" in text
 

@@ -114,7 +114,7 @@ COLLECTIVES = [
     ),
     fault(
         "calls in other orders are carried out",
-        "simgpu/_distributed/collectives:check_agreement",
+        "simgpu/_distributed/agreement:check_agreement",
         always(1),
         DIFFER,
         seed=None,
@@ -194,8 +194,8 @@ def without(writes):
 RANKS = [
     fault("ranks share PyTorch's generator", SLOTS, without("set_state"), SEEDED),
     fault("ranks share Python's generator", SLOTS, without("Random.setstate"), SEEDED),
-    fault("ranks share NumPy's generator", SLOTS, without("Kept.put_back"), NUMPY),
-    fault("a number that NumPy keeps is lost", "Kept.put_back", drop_call("_briefly"), NUMPY),
+    fault("ranks share NumPy's generator", SLOTS, without("_write_numpy"), NUMPY),
+    fault("a number that NumPy keeps is lost", "_write_numpy", drop_call("_briefly"), NUMPY),
     fault(
         "a rank has the environment of another",
         SLOTS,

@@ -13,7 +13,8 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu._core import hooks
-from simgpu._distributed import fake_transport, nccl
+from simgpu._cuda import process_groups
+from simgpu._distributed import fake_transport
 from simgpu._distributed import groups as distributed_groups
 from tests.support import rank_cases, rank_processes
 
@@ -160,10 +161,9 @@ ATTEMPTS = {
 def test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts(attempts):
     """Each attempt of torchrun on one machine has keys of its own; all others share theirs."""
     server, seen = dist.HashStore(), {}
-    create = nccl.with_restart_prefix(lambda: server)
     for number, attempt in enumerate(attempts):
         with mock.patch.dict(os.environ, attempt):
-            first, second = create(), create()
+            first, second = (process_groups._with_restart_prefix(lambda: server) for _ in range(2))
         shared, machines, count = (attempt[name] for name in ATTEMPTS)
         apart = int(count) if (shared, machines) == ("True", "1") else 0
         wanted = seen.setdefault(apart, set())
