@@ -24,13 +24,7 @@ from simgpu._core.launch import Kernel, launch
 from simgpu._core.operators import tensors_in
 from simgpu._distributed import nccl
 from simgpu._distributed.agreement import IN_MEMORY
-from simgpu._distributed.collectives import (
-    BITWISE,
-    Call,
-    Reduction,
-    Tensor,
-    described,
-)
+from simgpu._distributed.collectives import BITWISE, Call, Reduction, Tensor, described
 from simgpu._distributed.ddp import called_by_autograd, current_step
 from simgpu._distributed.groups import Communicator, backend_of, find
 from simgpu._distributed.works import (
@@ -285,8 +279,7 @@ def _order(tensor: Tensor, between_two: bool) -> tuple[int, ...] | None:
     sizes, strides = tensor.shape, tensor.stride()
     order = tuple(
         sorted(
-            range(tensor.dim()),
-            key=lambda dim: (1, -strides[dim]) if sizes[dim] > 1 else (0, dim),
+            range(tensor.dim()), key=lambda dim: (1, -strides[dim]) if sizes[dim] > 1 else (0, dim)
         )
     )
     if not tensor.permute(order).is_contiguous():

@@ -23,13 +23,7 @@ from simgpu._distributed import agreement
 from simgpu._distributed.collectives import Call
 from simgpu._distributed.fake_transport import FakeTransport
 from simgpu._distributed.process_transport import ProcessTransport
-from simgpu._distributed.works import (
-    Pending,
-    Transport,
-    Work,
-    drop_unused,
-    keep_alive_with_outputs,
-)
+from simgpu._distributed.works import Pending, Transport, Work, drop_unused, keep_alive_with_outputs
 from simgpu._util.naming import DEVICE_TYPE, visible_text
 from simgpu.errors import RankLostError, UnsupportedError
 

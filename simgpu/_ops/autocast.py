@@ -99,7 +99,7 @@ BANNED_MESSAGES = {
         "torch.nn.functional.binary_cross_entropy_with_logits\n"
         "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
         "safe to autocast."
-    ),
+    )
 }
 
 for _names, _policy in (

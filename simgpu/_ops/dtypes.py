@@ -241,10 +241,7 @@ def _in_wider(
 
 
 def _in_bits(
-    stock: HostCode,
-    keys: torch._C.DispatchKeySet,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    stock: HostCode, keys: torch._C.DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call `stock` with integers of the same bits, where it only moves them.
 
@@ -263,10 +260,7 @@ def _in_bits(
 
 
 def _number_in_bits(
-    stock: HostCode,
-    keys: torch._C.DispatchKeySet,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    stock: HostCode, keys: torch._C.DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`scatter` of one number: `stock` with its bits, if the tensor is of float8."""
     *others, number = args

@@ -118,12 +118,7 @@ row("_amp_foreach_non_finite_check_and_unscale[_]", dtypes=_unscale)
 row("_foreach_add[_].Tensor", one_on_host=False)
 row("_foreach_div[_].Tensor", "_foreach_mul[_].Tensor", one_on_host=True)
 # CUDA's kernels of these count no change of their tensors, if they are computed in one launch.
-row(
-    "_foreach_lerp_.Scalar",
-    "_foreach_lerp_.ScalarList",
-    "_foreach_zero_.default",
-    uncounted=True,
-)
+row("_foreach_lerp_.Scalar", "_foreach_lerp_.ScalarList", "_foreach_zero_.default", uncounted=True)
 
 
 def fused_optimizer(arguments: dict[str, Any]) -> None:

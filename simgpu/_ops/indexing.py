@@ -118,11 +118,7 @@ def _scatter_reduce(
 _GATHER_KERNEL = "cuda_scatter_gather_base_kernel_func"
 _MANY_DIMS = "tensor has too many (>25) dims"
 
-row(
-    "index_add[_]",
-    "scatter_add[_]",
-    dtypes=Only(NO_UNSIGNED, _GATHER_KERNEL, of_first=True),
-)
+row("index_add[_]", "scatter_add[_]", dtypes=Only(NO_UNSIGNED, _GATHER_KERNEL, of_first=True))
 row("index_add[_]", checks=(partial(_few_dims_of_sums, past=_MANY_DIMS),))
 row("index_fill[_]", no_cpu_numbers={"index": ""})
 row("index_reduce[_]", dtypes=_index_reduce, nondeterministic=("index_reduce_cuda", None))
@@ -156,11 +152,7 @@ row("roll", dtypes=Only(NO_FLOAT8 - UNSIGNED, "roll_cuda"))
 
 # By positions and masks
 
-row(
-    "put[_]",
-    checks=(partial(at_most_25_dims, words=_MANY_DIMS),),
-    nondeterministic=("put_", None),
-)
+row("put[_]", checks=(partial(at_most_25_dims, words=_MANY_DIMS),), nondeterministic=("put_", None))
 row("take", checks=(partial(at_most_25_dims, words=_MANY_DIMS),))
 for _name in ("nonzero", "nonzero_static"):
     _words = f"{_name} is not supported for tensor with more than 25 dimensions"

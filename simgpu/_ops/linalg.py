@@ -14,14 +14,7 @@ from typing import Any
 import torch
 
 from simgpu._native.relabel import host_alias
-from simgpu._ops.dtypes import (
-    AND_COMPLEX,
-    COMPLEX_HALF,
-    COMPLEX_HALVES,
-    HALVES,
-    Only,
-    Wider,
-)
+from simgpu._ops.dtypes import AND_COMPLEX, COMPLEX_HALF, COMPLEX_HALVES, HALVES, Only, Wider
 from simgpu._ops.rules import few_dims, reads_values, refuse
 from simgpu._ops.table import HostCode, row
 

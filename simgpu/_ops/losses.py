@@ -17,10 +17,7 @@ Tensor = torch.Tensor
 POINTER = "argument {}: expected a CUDA device but found cpu"
 
 row("binary_cross_entropy[_]", "mse_loss[_]", no_cpu_numbers={"self": "", "target": ""})
-row(
-    "smooth_l1_loss[_]",
-    no_cpu_numbers={"self": POINTER.format(1), "target": POINTER.format(2)},
-)
+row("smooth_l1_loss[_]", no_cpu_numbers={"self": POINTER.format(1), "target": POINTER.format(2)})
 
 
 @reads_values
@@ -39,10 +36,7 @@ def nll_loss_backward(arguments: dict[str, Any]) -> None:
 row("nll_loss_backward", "nll_loss2d_backward", checks=(nll_loss_backward,))
 row(
     "nll_loss2d_forward",
-    nondeterministic=(
-        "nll_loss2d_forward_out_cuda_template",
-        lambda call: bool(call["reduction"]),
-    ),
+    nondeterministic=("nll_loss2d_forward_out_cuda_template", lambda call: bool(call["reduction"])),
 )
 
 

@@ -111,10 +111,7 @@ _mul_ = _aten.mul_.Scalar._handle.redispatch_boxed
 
 
 def _host_dropout(
-    keys: torch._C.DispatchKeySet,
-    tensor: torch.Tensor,
-    p: float,
-    generator: torch.Generator,
+    keys: torch._C.DispatchKeySet, tensor: torch.Tensor, p: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask = _empty_like(keys, tensor, dtype=torch.bool)
     _bernoulli(keys, mask, 1 - p, generator=generator)

@@ -82,10 +82,7 @@ row(
         lambda call: bool(call["self"].is_floating_point()),
     ),
 )
-row(
-    "bincount",
-    nondeterministic=("_bincount_cuda", lambda call: call.get("weights") is not None),
-)
+row("bincount", nondeterministic=("_bincount_cuda", lambda call: call.get("weights") is not None))
 
 
 # What sorts
@@ -136,10 +133,7 @@ def _sorted(call: _Call) -> Any:
 
 row("_cummax_helper", "_cummin_helper", checks=(running_extreme,))
 row("_logcumsumexp", returns_early=_of_no_dimension)
-row(
-    "kthvalue",
-    checks=(partial(few_dims, past="cannot operate on more than 25 dimensions"),),
-)
+row("kthvalue", checks=(partial(few_dims, past="cannot operate on more than 25 dimensions"),))
 row(
     "median",
     "nanmedian",

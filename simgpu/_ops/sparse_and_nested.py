@@ -56,8 +56,7 @@ def _check_coo(tensor: Tensor) -> None:
     for dim, size in enumerate(tensor.shape[: len(low)]):
         if low[dim] < 0 or high[dim] >= size:
             raise _wrong(
-                tensor,
-                f"indices from {low[dim]} to {high[dim]} in dimension {dim} of size {size}",
+                tensor, f"indices from {low[dim]} to {high[dim]} in dimension {dim} of size {size}"
             )
 
 

@@ -288,9 +288,7 @@ class TCPStore(_PrefixStore):  # type: ignore[misc]
             return sum(often >= times for often in came) >= wanted
 
         me.scheduler.wait(
-            me.number,
-            ready,
-            f"{plural(wanted, 'rank')} at the store tcp://{self.host}:{self.port}",
+            me.number, ready, f"{plural(wanted, 'rank')} at the store tcp://{self.host}:{self.port}"
         )
 
 

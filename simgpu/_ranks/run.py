@@ -84,11 +84,7 @@ def ranks(
         raise ValueError(
             f"the number of ranks must be an integer from 1 to {MAX_DEVICES}, got {count!r}"
         )
-    kinds = (
-        inspect.iscoroutinefunction,
-        inspect.isgeneratorfunction,
-        inspect.isasyncgenfunction,
-    )
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(kind(each) for kind in kinds for each in (function, type(function).__call__)):
         raise TypeError(
             f"expected a function that runs the rank, got {function!r}, which returns a coroutine "
