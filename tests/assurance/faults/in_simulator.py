@@ -107,14 +107,15 @@ LAUNCHES = [
         "results are on the first device",
         "adopt",
         instead(lambda stock: lambda host, index: stock(host, 0)),
-        "test_a_default_device_is_obeyed_with_its_index",
+        "test_a_range_takes_bounds_from_any_device",
     ),
     fault(
         "mixed devices are computed",
         "DeviceRules._iterator_device",
         never("device"),
-        "test_mixing_devices_raises",
+        "test_an_elementwise_kernel_names_two_devices",
         name="add",
+        slot=1,
     ),
     fault(
         "a device that is gone computes",
@@ -255,7 +256,7 @@ REFUSALS = [
         "an index past the end is the last device",
         "simgpu/_core/world:device",
         instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
-        "test_an_index_past_the_end_raises",
+        "test_ordinals",
     ),
     fault(
         "memory below 0 is accepted",

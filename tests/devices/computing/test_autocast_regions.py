@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-import dataparallel
 from tests.support.observe import plain, values
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -144,24 +143,6 @@ def test_threads_have_regions_of_their_own(devices):
         after = weight @ weight
     assert answers == [(torch.float32, lower, [[8.0, 8.0], [8.0, 8.0]]) for lower in lowers]
     assert before.dtype is after.dtype is torch.float16
-
-
-@given(data=st.data(), lower=LOWER)
-def test_data_parallel_casts_on_every_device(devices, data, lower):
-    count = data.draw(st.integers(1, len(devices)))
-    net = nn.Linear(3, 2).to(devices[0])
-    with torch.no_grad():
-        net.weight.copy_(values((2, 3), "float32", span=5))
-        net.bias.zero_()
-    x = values((2 * count, 3), "float32", span=5)
-    model = dataparallel.DataParallel(net, device_ids=devices[:count])
-    with torch.autocast(devices[0].type, dtype=lower):
-        out = model(x.to(devices[0]))
-    out.sum().backward()
-    assert out.dtype is lower
-    assert plain(out.detach().float()) == plain(x @ values((2, 3), "float32", span=5).t())
-    assert net.weight.grad.dtype is torch.float32
-    assert plain(net.weight.grad) == plain(x.sum(0).expand(2, 3))
 
 
 class Product(torch.autograd.Function):

@@ -170,29 +170,6 @@ def same_bits(one, other):
     return one.shape == other.shape and all(str(a.item()) == str(b.item()) for a, b in pairs)
 
 
-REFUSED = {
-    "addcmul": ("addcmul_cuda", lambda x: torch.addcmul(x, x, x)),
-    "all": ("and_cuda", torch.all),
-    "any of rows": ("or_cuda", lambda x: x[None].any(1)),
-    "floor_divide": ("div_floor_cuda", lambda x: torch.div(x, x, rounding_mode="floor")),
-    "log2": ("log2_cuda", torch.log2),
-    "reciprocal": ("reciprocal_cuda", torch.reciprocal),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@given(numbers=NUMBERS)
-def test_operators_without_a_cuda_kernel_are_refused(devices, name, numbers):
-    x = pair(numbers)[0].to(devices[0])
-    kernel, call = REFUSED[name]
-    with pytest.raises(
-        NotImplementedError, match=f"\"{kernel}\" not implemented for 'ComplexHalf'"
-    ):
-        call(x)
-    if name != "floor_divide":  # of no complex number
-        call(x.to(torch.complex64))
-
-
 @given(numbers=NUMBERS)
 def test_one_number_is_copied_and_a_wider_norm_is_one_of_wider_numbers(devices, numbers):
     x = pair(numbers)[0].to(devices[0])

@@ -1,7 +1,6 @@
 """`torch.use_deterministic_algorithms`: what CUDA refuses then, whatever the CPU computes."""
 
 import contextlib
-import warnings
 
 import pytest
 import torch
@@ -206,21 +205,13 @@ def test_nondeterministic_call_is_refused_if_asked(devices, name, slot):
     call()
 
 
-@pytest.mark.parametrize("name", ["grid", "histogram", "weights"])
+@pytest.mark.parametrize("name", ["grid", "histogram", "weights", "median of rows", "put_ more"])
 def test_nondeterministic_call_warns_and_computes_if_only_warnings_are_asked(devices, name):
+    """The warning names the line that calls, but for a gradient, which the engine computes."""
     prepare, kernel = CALLS[name]
     call = prepare(devices[-1])
     words = f"{kernel} does not have .* 'torch.use_deterministic_algorithms\\(True, warn_only=True"
-    with deterministic(warn_only=True), pytest.warns(UserWarning, match=words):
+    with deterministic(warn_only=True), pytest.warns(UserWarning, match=words) as caught:
         found = call()
     assert (found[0] if isinstance(found, tuple) else found).device == devices[-1]
-
-
-@pytest.mark.parametrize("name", ["histogram", "weights", "median of rows", "put_ more"])
-@given(slot=st.integers(0, 7))
-def test_a_warning_is_one_of_the_line_that_calls(devices, name, slot):
-    call = CALLS[name][0](place(slot, devices))
-    with deterministic(warn_only=True), warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("always")
-        call()
-    assert {each.filename for each in raised} == {__file__}
+    assert name == "grid" or {each.filename for each in caught} == {__file__}

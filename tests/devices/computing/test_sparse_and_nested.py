@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.observe import place
+from tests.support.worlds import few
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 columns = st.lists(st.integers(0, 4), min_size=2, max_size=4)
@@ -131,12 +132,6 @@ def test_zeros_give_a_sparse_output_their_shape(devices, data, shape):
     assert (out.shape, out._nnz(), out.sparse_dim()) == (torch.Size(shape), 0, len(shape))
 
 
-@given(rows=st.integers(0, 3), columns=st.just(0), times=st.integers(1, 3))
-def test_a_sparse_tensor_without_columns_is_broadcast(devices, rows, columns, times):
-    empty = compressed(torch.zeros(rows, columns), "coo").to(devices[0])
-    assert torch._sparse_broadcast_to(empty, [times, rows, columns]).shape == (times, rows, columns)
-
-
 @given(
     data=st.data(),
     layout=st.sampled_from([torch.sparse_csr, torch.sparse_csc]),
@@ -185,3 +180,19 @@ def test_operators_without_a_cuda_kernel_are_refused(devices):
     one = torch.eye(2, device=devices[-1])
     with pytest.raises(RuntimeError, match="NYI: CUDA sspaddmm is not implemented"):
         torch.sspaddmm(one.to_sparse(), one.to_sparse(), one)
+
+
+@few
+@given(pair=st.permutations(range(3)), rows=st.integers(1, 4))
+def test_a_sparse_tensor_is_copied_from_anywhere_to_anywhere(devices, pair, rows):
+    expected = torch.eye(4)[:rows] * torch.arange(1.0, 5.0)
+    places = [place(pair[0], devices), torch.device("cpu"), place(pair[1], devices)]
+    for source in places:
+        x = expected.to(source).to_sparse()
+        values = x._values().data_ptr()
+        for target in places:
+            y = torch.zeros(rows, 4, device=target).to_sparse()
+            assert y.copy_(x) is y
+            assert torch.equal(y.to_dense().cpu(), expected)
+        assert torch.equal((x + x).to_dense().cpu(), expected * 2)
+        assert x._values().data_ptr() == values  # what is only read stays where it is

@@ -69,13 +69,6 @@ def test_overlapping_memory_is_refused_where_the_cpu_refuses_it(devices, name, v
         assert seen[0] == seen[1]
 
 
-def test_a_shifted_copy_within_a_tensor_is_refused(devices):
-    x = torch.arange(float(SIZE), device=devices[0])
-    with pytest.raises(RuntimeError, match="refer to a single memory location"):
-        x[1:] = x[:-1]
-    assert x.tolist() == list(range(SIZE))
-
-
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @given(length=st.integers(1, 4), start=st.integers(4, 7), given=st.integers(1, 4))
 def test_an_output_in_the_storage_that_is_read_takes_the_shape_of_the_result(

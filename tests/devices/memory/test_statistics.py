@@ -139,3 +139,23 @@ def test_impossible_sizes_raise_out_of_memory_of_the_device(devices, name, count
     x = torch.ones(2, device=devices[1])
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate \d+\.\d\d GiB\. GPU 1 "):
         TOO_LARGE[name](x, count)
+
+
+IN_PLACE = {
+    "one tensor": lambda x, y: x.exp_(),
+    "two tensors": lambda x, y: x.add_(y),
+    "a number": lambda x, y: x.mul_(2),
+    "no tensor": lambda x, y: x.zero_(),
+    "three tensors": lambda x, y: x.addcmul_(y, y),
+}
+
+
+@pytest.mark.parametrize("name", sorted(IN_PLACE))
+def test_in_place_operators_take_no_memory(devices, name):
+    device = devices[-1]
+    module = torch.get_device_module(device)
+    x, y = (torch.ones(3, device=device) for _ in range(2))
+    before = module.memory_allocated(device)
+    module.reset_peak_memory_stats(device)
+    assert IN_PLACE[name](x, y) is x
+    assert module.max_memory_allocated(device) == before

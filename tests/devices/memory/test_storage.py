@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from tests.support import strategies
 from tests.support.observe import Case, input_of, place, plain, same_memory, values
@@ -115,30 +114,6 @@ def test_a_pickled_tensor_comes_back_where_it_was(devices, case):
     assert (y.device, y.dtype, y.stride()) == (x.device, x.dtype, x.stride())
     assert plain(y) == plain(x)
     assert not same_memory(y, x)
-
-
-@given(slot=slots, seed=st.integers(0, 100))
-def test_a_deep_copied_optimizer_trains_the_deep_copied_module(devices, slot, seed):
-    device = place(slot, devices)
-    net = nn.Linear(3, 2).to(device)
-    x = values((4, 3), "float32", seed).to(device).requires_grad_()
-    optimizer = torch.optim.Adam(net.parameters())
-    for _ in range(2):
-        net(x).square().sum().backward()
-        optimizer.step()
-    twin, its_optimizer, its_x = copy.deepcopy((net, optimizer, x))
-    assert its_optimizer.param_groups[0]["params"][0] is twin.weight
-    assert isinstance(twin.weight, nn.Parameter)
-    assert twin.weight.device == its_x.grad.device == device
-    assert plain(its_x.grad) == plain(x.grad)
-    assert not same_memory(its_x.grad, x.grad)
-    before = plain(net.weight)
-    for model, its in ((twin, its_optimizer), (net, optimizer)):
-        assert plain(model.weight) == before
-        its.zero_grad()
-        model(x.detach()).square().sum().backward()
-        its.step()
-    assert plain(twin.weight) == plain(net.weight) != before
 
 
 @given(slot=slots, start=st.integers(1, 40), sizes=st.lists(st.integers(0, 3000), max_size=5))

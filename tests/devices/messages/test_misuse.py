@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from tests.support import misuse
 from tests.support.misuse import INDEXING, TOGETHER, elsewhere
@@ -26,27 +25,6 @@ def test_convolutions_name_the_types_of_both(devices, data):
 @given(data=st.data())
 def test_recurrent_networks_name_input_and_parameters(devices, kind, data):
     misuse.check_recurrent_networks(devices, kind, data)
-
-
-MODULES = {
-    "linear": lambda: nn.Linear(3, 3),
-    "linear_without_bias": lambda: nn.Linear(3, 3, bias=False),
-    "layer_norm": lambda: nn.LayerNorm(3),
-    "batch_norm": lambda: nn.BatchNorm1d(3),
-    "prelu": lambda: nn.PReLU(),
-    "bilinear": lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh()),
-    "encoder": lambda: nn.TransformerEncoderLayer(3, 1, 4),
-}
-
-
-@pytest.mark.devices(2, distinct=True)
-@pytest.mark.parametrize("name", sorted(MODULES))
-@given(data=st.data())
-def test_modules_elsewhere_than_their_input(devices, name, data):
-    home, away = elsewhere(data, devices)
-    net = MODULES[name]().to(home)
-    with pytest.raises(RuntimeError, match=TOGETHER):
-        net(torch.ones(2, 3, device=away))
 
 
 @pytest.mark.devices(3, distinct=True)

@@ -36,20 +36,6 @@ def test_random_states_are_those_of_the_given_device(devices, current, other, se
         assert plain(torch.rand(3, device=current)) == drawn
 
 
-@given(current=slots, other=slots)
-def test_default_generators_are_those_that_devices_draw_from(devices, current, other):
-    current, other = (place(slot, devices) for slot in (current, other))
-    module = torch.get_device_module(current)
-    generator = module.default_generators[other.index]
-    assert generator.device == other
-    generator.manual_seed(5)
-    state = generator.get_state()
-    drawn = plain(torch.rand(3, device=other))
-    generator.set_state(state)
-    assert plain(torch.rand(3, device=other)) == drawn
-    assert plain(torch.rand(3, device=other)) != drawn
-
-
 @given(path=st.lists(slots, min_size=1, max_size=4))
 def test_blocks_of_the_accelerator_put_the_device_back(devices, path):
     module = torch.get_device_module(devices[0])

@@ -44,6 +44,8 @@ DRAWS = {
 @given(slot=slots, seed=st.integers(0, 1000))
 def test_a_generator_repeats_what_it_drew(devices, draw, slot, seed):
     device = place(slot, devices)
+    module = torch.get_device_module(device)
+    before = module.get_rng_state(device)
     generator = torch.Generator(device=device)
     assert isinstance(generator, torch.Generator)
     assert generator.device == device
@@ -59,6 +61,7 @@ def test_a_generator_repeats_what_it_drew(devices, draw, slot, seed):
     assert plain(DRAWS[draw](device, generator)) == plain(DRAWS[draw](device, twin)) == second
     generator.manual_seed(seed)
     assert plain(DRAWS[draw](device, generator)) == first
+    assert torch.equal(module.get_rng_state(device), before)
 
 
 @pytest.mark.devices(4)

@@ -186,12 +186,17 @@ def test_generic_streams_and_events_are_those_of_the_device(devices, by, data):
     assert begin.elapsed_time(end) >= 0
 
 
-def test_a_class_made_of_the_generic_event_makes_its_own(devices):
-    class Named(torch.Event):
+def test_subclasses_of_generic_streams_and_events(devices):
+    class Stream(torch.Stream):
         pass
 
-    assert type(Named(devices[0])) is Named
+    class Event(torch.Event):
+        pass
+
+    assert type(Event(devices[0])) is Event
     assert torch.Event("cpu").device == torch.device("cpu")
+    assert issubclass(Stream, torch.Stream)
+    assert not isinstance(torch.Stream(devices[0]), Stream)
 
 
 @pytest.mark.devices(2, distinct=True)
@@ -216,11 +221,3 @@ def test_an_event_belongs_to_the_device_where_it_was_first_recorded(devices):
     for pair in ((begin, plain), (plain, begin)):
         with pytest.raises(ValueError, match="enable_timing=True"):
             pair[0].elapsed_time(pair[1])
-
-
-def test_own_classes_of_generic_streams(devices):
-    class Mine(torch.Stream):
-        pass
-
-    assert issubclass(Mine, torch.Stream)
-    assert not isinstance(torch.Stream(devices[0]), Mine)
