@@ -259,7 +259,11 @@ def _of_context_parallel(module: Any) -> Iterator[Slot]:
     yield from _attributes(module, _handlers, "existing_custom_ops")
     yield from _attributes(module, _as_it_is, "_dispatch_mode")
     yield from _attributes(module._cp_options, _as_it_is, *vars(module._cp_options))
-    rules = importlib.import_module(f"{_CONTEXT_PARALLEL}._sharding_rules")
+
+
+def _of_sharding_rules(rules: Any) -> Iterator[Slot]:
+    """By which rules a rank shards attention: `context_parallel` brings others."""
+    module = importlib.import_module(_ATTENTION)
     propagator = module.DTensor._op_dispatcher.sharding_propagator
     # In newer releases they say how one dim of a mesh is sharded.
     of_one_dim = hasattr(rules, "_single_dim_strategy_context")
@@ -316,7 +320,8 @@ def _without_groups(defaults: Any) -> Any:
 
 _DYNAMO = "torch._dynamo"
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
-_ATTENTION, _LOSS = f"{_CONTEXT_PARALLEL}._attention", "torch.distributed.tensor.parallel.loss"
+_ATTENTION, _RULES = f"{_CONTEXT_PARALLEL}._attention", f"{_CONTEXT_PARALLEL}._sharding_rules"
+_LOSS = "torch.distributed.tensor.parallel.loss"
 _ENVIRONMENT = [
     _item(os.environ, name)
     for name in (
@@ -361,6 +366,7 @@ _TABLE: dict[str, Callable[[Any], Slots]] = {
     "torch.distributed.fsdp._debug_utils": _in("SimpleProfiler", _empty, "profiling", "results"),
     "torch.distributed.fsdp.wrap": _of_wrapping,
     _ATTENTION: _of_context_parallel,
+    _RULES: _of_sharding_rules,
     # within `set_checkpoint_early_stop` and the like
     "torch.utils.checkpoint": _in(
         "", _as_it_is, "_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"
