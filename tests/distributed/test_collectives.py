@@ -10,8 +10,10 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
+from simgpu._distributed.collectives import Reduction
 from simgpu.errors import CollectiveMismatchError
 from tests.support import rank_cases, rounding
+from tests.support.collectives import DTYPES
 from tests.support.worlds import few, schedules
 
 # PyTorch has new names for two of them; those that programs have are tried here.
@@ -21,18 +23,21 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", rank_cases.CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", rank_cases.CASES)
 @few
 @given(
     count=strategies.world_sizes(1, 5),
     shape=st.lists(st.integers(1, 3), max_size=2).map(tuple),
-    dtype=st.sampled_from(rank_cases.DTYPES),
+    dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),
     async_op=st.booleans(),
     schedule=schedules,
 )
-def test_it_is_what_it_is_defined_to_be(case, count, shape, dtype, seed, async_op, schedule):
-    simgpu.ranks(count, lambda rank: case(shape, dtype, seed, async_op), schedule=schedule)
+def test_collectives_match_their_definition_in_threads(
+    case, count, shape, dtype, seed, async_op, schedule
+):
+    call = rank_cases.CASES[case]
+    simgpu.ranks(count, lambda rank: call(shape, dtype, seed, async_op), schedule=schedule)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])
@@ -120,7 +125,7 @@ def test_unreducible_dtype_is_refused(backend, dtype, op, error, text):
         simgpu.ranks(2, reduce, backend=backend)
 
 
-ALL_DTYPES = (*rank_cases.DTYPES, torch.bool, torch.int16, torch.uint16, torch.float8_e5m2)
+ALL_DTYPES = (*DTYPES, torch.bool, torch.int16, torch.uint16, torch.float8_e5m2)
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
@@ -329,3 +334,17 @@ def test_functional_collectives_are_what_they_are_defined_to_be(count, rows, see
         here = slice(rank * rows, (rank + 1) * rows)
         wanted = [total, torch.cat(parts), total[here], torch.cat([p[here] for p in parts])]
         assert all(map(torch.equal, found, [*wanted, parts[-1]]))
+
+
+@given(
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+    count=st.integers(1, 9),
+    numbers=st.lists(st.floats(1 / 8, 8, width=16), min_size=1, max_size=20),
+    average=st.booleans(),
+)
+def test_a_factor_is_a_number_of_the_dtype(dtype, count, numbers, average):
+    """NCCL rounds 1/n, and the factor of PREMUL_SUM, to the dtype; then it rounds the product."""
+    mine = torch.tensor(numbers, dtype=dtype)
+    reduction = Reduction("AVG") if average else Reduction("PREMUL_SUM", 1.0 / count)
+    factor = torch.tensor(1.0 / count).to(dtype).double()
+    assert torch.equal(reduction.prepare(mine, count), (mine.double() * factor).to(dtype))

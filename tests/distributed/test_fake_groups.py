@@ -9,32 +9,9 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from simgpu._distributed import groups
+from tests.support import collectives
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-
-
-def parts(x):
-    return list(x.clone().unbind())
-
-
-def later(call, outs, late):
-    """The outputs of a call, which is waited for by itself or by the program."""
-    if late:
-        call.wait()
-    return outs
-
-
-def row_and_parts(call):
-    """A call that takes one tensor out of many, or many out of one."""
-    return lambda x, me, late: later(call(out := x[0].clone(), x + 9, me, late), [out], late)
-
-
-def of_parts(call):
-    return lambda x, me, late: later(call(out := parts(x), x + 9, me, late), out, late)
-
-
-def in_place(call):
-    return lambda x, me, late: later(call(x, me, late), [x], late)
 
 
 def barrier(device, late):
@@ -43,35 +20,20 @@ def barrier(device, late):
     return dist.group.WORLD.barrier(options)
 
 
-# Each takes a row of numbers for each rank, this rank, and whether the program waits.
-CALLS = {
-    "gather": of_parts(lambda out, x, me, late: dist.gather(x[0], out, me, async_op=late)),
-    "all_gather": of_parts(lambda out, x, me, late: dist.all_gather(out, x[0], async_op=late)),
-    "all_to_all": of_parts(lambda out, x, me, late: dist.all_to_all(out, parts(x), async_op=late)),
-    "scatter": row_and_parts(
-        lambda out, x, me, late: dist.scatter(out, parts(x), me, async_op=late)
-    ),
-    "scatter by another": row_and_parts(
-        lambda out, x, me, late: dist.scatter(out, None, not me, async_op=late)
-    ),
-    "reduce_scatter": row_and_parts(
-        lambda out, x, me, late: dist.reduce_scatter(out, parts(x), async_op=late)
-    ),
-    "reduce_scatter_tensor": row_and_parts(
-        lambda out, x, me, late: dist.reduce_scatter_tensor(out, x.view(-1), async_op=late)
-    ),
-    "all_gather_into_tensor": in_place(
-        lambda x, me, late: dist.all_gather_into_tensor(x, x[0] + 9, async_op=late)
-    ),
-    "all_to_all_single": in_place(
-        lambda x, me, late: dist.all_to_all_single(x, x + 9, async_op=late)
-    ),
-    "all_reduce": in_place(lambda x, me, late: dist.all_reduce(x, async_op=late)),
-    "broadcast": in_place(lambda x, me, late: dist.broadcast(x, 0, async_op=late)),
-    "reduce": in_place(lambda x, me, late: dist.reduce(x, 0, async_op=late)),
-    "barrier": lambda x, me, late: later(barrier(x.device, late), [x], late),
-    "recv": in_place(lambda x, me, late: (dist.irecv if late else dist.recv)(x, not me)),
-}
+def made(name, parts, root, late, device):
+    """Make a call, which is waited for by itself or by the program; returns its outputs."""
+    if name == "barrier":
+        work, outs = barrier(torch.device(device), late), []
+    elif name == "recv":
+        outs = [parts[0][0].to(device, copy=True)]
+        work = (dist.irecv if late else dist.recv)(outs[0], root)
+    else:
+        work, outs = collectives.begin(
+            name, parts, root, lambda x: x.to(device, copy=True), async_op=late
+        )
+    if late:
+        work.wait()
+    return outs
 
 
 def compare(call, me, count, fails=False):
@@ -100,7 +62,7 @@ def outcome(call, device):
         return str(error)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*collectives.NAMES, "barrier", "recv"])
 @given(
     count=st.integers(2, 4),
     data=st.data(),
@@ -110,8 +72,9 @@ def outcome(call, device):
 )
 def test_on_devices_it_does_what_it_does_on_the_cpu(cuda, name, count, data, width, late, fails):
     me = data.draw(st.integers(0, count - 1), label="rank")
-    x = torch.arange(float(count * width)).view(count, width)
-    compare(lambda device: CALLS[name](x.to(device, copy=True), me, late), me, count, fails)
+    root = (me + 1) % count if name == "recv" else data.draw(st.integers(0, count - 1), "root")
+    parts = collectives.brought(count, (width,), torch.float32, width)
+    compare(lambda device: made(name, parts, root, late, device), me, count, fails)
 
 
 SIZES = st.tuples(st.integers(0, 3), st.integers(0, 3))
@@ -127,7 +90,9 @@ def test_splits_leave_on_devices_what_they_leave_on_the_cpu(cuda, sizes, width, 
     def call(device):
         out = torch.full((sum(taken), width), -1.0, device=device)
         work = dist.all_to_all_single(out, rows.to(device), taken, given, async_op=late)
-        return later(work, [out], late)
+        if late:
+            work.wait()
+        return [out]
 
     compare(call, 0, len(sizes))
 

@@ -9,6 +9,7 @@ from torch import distributed as dist
 import simgpu
 from simgpu import strategies
 from simgpu.errors import CollectiveMismatchError
+from tests.support import collectives
 from tests.support.worlds import few, schedules, unbound
 
 pytestmark = [
@@ -38,93 +39,22 @@ def last(tensor):
     return tensor.cuda().contiguous(memory_format=FORMATS[tensor.dim()])
 
 
-def parts(mine, count):
-    """As many tensors that lie in memory as this one does."""
-    return [torch.zeros_like(mine) for _ in range(count)]
+def brought_by_all(count, shape):
+    """For each rank, a tensor for each rank."""
+    return [[brought(rank, shape) + to for to in range(count)] for rank in range(count)]
 
 
-def all_reduce(mine, rank, count):
-    dist.all_reduce(mine)
-    return [mine], [sum(brought(r, mine.shape) for r in range(count))]
-
-
-def broadcast(mine, rank, count):
-    dist.broadcast(mine, count - 1)
-    return [mine], [brought(count - 1, mine.shape)]
-
-
-def reduce(mine, rank, count):
-    dist.reduce(mine, 0)
-    return ([mine], [sum(brought(r, mine.shape) for r in range(count))]) if rank == 0 else ([], [])
-
-
-def all_gather(mine, rank, count):
-    outs = parts(mine, count)
-    dist.all_gather(outs, mine)
-    return outs, [brought(r, mine.shape) for r in range(count)]
-
-
-def all_gather_into_tensor(mine, rank, count):
-    [out] = parts(torch.cat([mine] * count), 1)
-    dist.all_gather_into_tensor(out, mine)
-    return [out], [torch.cat([brought(r, mine.shape) for r in range(count)])]
-
-
-def reduce_scatter(mine, rank, count):
-    [out] = parts(mine, 1)
-    dist.reduce_scatter(out, [mine + to for to in range(count)])
-    return [out], [sum(brought(r, mine.shape) for r in range(count)) + count * rank]
-
-
-def reduce_scatter_tensor(mine, rank, count):
-    [out] = parts(mine, 1)
-    dist.reduce_scatter_tensor(out, torch.cat([mine + to for to in range(count)]))
-    return [out], [sum(brought(r, mine.shape) for r in range(count)) + count * rank]
-
-
-def all_to_all(mine, rank, count):
-    outs = parts(mine, count)
-    dist.all_to_all(outs, [mine + to for to in range(count)])
-    return outs, [brought(r, mine.shape) + rank for r in range(count)]
-
-
-def all_to_all_single(mine, rank, count):
-    [out] = parts(torch.cat([mine] * count), 1)
-    dist.all_to_all_single(out, torch.cat([mine + to for to in range(count)]))
-    return [out], [torch.cat([brought(r, mine.shape) + rank for r in range(count)])]
-
-
-def gather(mine, rank, count):
-    outs = parts(mine, count) if rank == 0 else []
-    dist.gather(mine, outs or None, 0)
-    return outs, [brought(r, mine.shape) for r in range(count)][: len(outs)]
-
-
-def scatter(mine, rank, count):
-    given = [mine + to for to in range(count)] if rank == 0 else None
-    [out] = parts(mine, 1)
-    dist.scatter(out, given, 0)
-    return [out], [brought(0, mine.shape) + rank]
-
-
-COLLECTIVES = {
-    function.__name__: function
-    for function in (
-        *(all_reduce, broadcast, reduce, all_gather, all_gather_into_tensor, gather, scatter),
-        *(reduce_scatter, reduce_scatter_tensor, all_to_all, all_to_all_single),
-    )
-}
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", collectives.NAMES)
 @few
 @given(count=strategies.world_sizes(1, 4), shape=shapes(4) | shapes(5), seed=schedules)
 def test_channels_last_travels(name, count, shape, seed):
     """NCCL takes it, and so does whoever sums the gradients of a model in channels_last."""
+    parts = brought_by_all(count, shape)
+    kind = collectives.FLAT_CALLS.get(name, (name,))[0]
 
     def call(rank):
-        found, wanted = COLLECTIVES[name](last(brought(rank, shape)), rank, count)
-        for tensor, values in zip(found, wanted, strict=True):
+        _, found = collectives.begin(name, parts, place=last)
+        for tensor, values in zip(found, collectives.wanted(kind, parts, rank), strict=True):
             assert torch.equal(tensor.cpu(), values)
             assert tensor.is_contiguous(memory_format=FORMATS[len(shape)])
 
@@ -206,7 +136,7 @@ def test_mismatch_error_omits_equal_memory_formats(reported, shape, seed):
 WITHOUT_SHAPES = {"all_to_all", "all_to_all_single", "reduce_scatter_tensor"}
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", collectives.NAMES)
 @few
 @given(count=strategies.world_sizes(2, 3), shape=LARGER, data=st.data(), seed=schedules)
 def test_collective_names_ranks_with_other_memory_formats(name, count, shape, data, seed):
@@ -214,8 +144,8 @@ def test_collective_names_ranks_with_other_memory_formats(name, count, shape, da
     other = data.draw(st.integers(0, count - 1))
 
     def call(rank):
-        mine = brought(rank, shape).cuda()
-        COLLECTIVES[name](last(mine) if rank == other else mine, rank, count)
+        place = last if rank == other else torch.Tensor.cuda
+        collectives.begin(name, brought_by_all(count, shape), place=place)
 
     reported = rf"in memory as {FORMATS[len(shape)]}.* call \.contiguous\(\)".replace("torch.", "")
     with pytest.raises(CollectiveMismatchError, match=reported) as raised:
@@ -243,33 +173,16 @@ def test_how_far_it_is_to_the_next_of_one_says_nothing(shape, data, seed):
     simgpu.ranks(2, exchange, schedule=seed)
 
 
-# From what a rank brings, and from other tensors that shall get as much, in any format.
-INTO_OTHERS = {
-    "all_gather": lambda mine, out, more: dist.all_gather([out, more], mine),
-    "all_gather_into_tensor": lambda mine, out, more: dist.all_gather_into_tensor(
-        torch.cat([out, more]), mine
-    ),
-    "gather": lambda mine, out, more: dist.gather(mine, [out, more], dist.get_rank()),
-    "scatter": lambda mine, out, more: dist.scatter(mine, [out, more], dist.get_rank()),
-    "reduce_scatter": lambda mine, out, more: dist.reduce_scatter(out, [mine, mine]),
-    "reduce_scatter_tensor": lambda mine, out, more: dist.reduce_scatter_tensor(
-        out, torch.cat([mine, mine])
-    ),
-    "all_to_all": lambda mine, out, more: dist.all_to_all([out, more], [mine, mine]),
-    "all_to_all_single": lambda mine, out, more: dist.all_to_all_single(
-        torch.cat([out, more]), torch.cat([mine, mine])
-    ),
-}
-
-
-@pytest.mark.parametrize("name", INTO_OTHERS)
+@pytest.mark.parametrize(
+    "name", [name for name in collectives.NAMES if name not in collectives.IN_PLACE]
+)
 @few
 @given(shape=LARGER, swap=st.booleans(), seed=schedules)
 def test_outputs_with_unlike_strides_are_refused(name, shape, swap, seed):
+    places = (torch.Tensor.cuda, last) if swap else (last, torch.Tensor.cuda)
+
     def call(rank):
-        x = brought(rank, shape).cuda()
-        mine, out = (x, last(x)) if swap else (last(x), x)
-        INTO_OTHERS[name](mine, out, out.clone())
+        collectives.begin(name, brought_by_all(2, shape), rank, *places)
 
     with pytest.raises(ValueError, match=r"same order of dim.*strides.*Call \.contiguous\(\)"):
         simgpu.ranks(2, call, schedule=seed)
@@ -354,7 +267,7 @@ def test_each_tensor_of_a_coalesced_gather_has_its_own_format(count, pieces, dat
         for number, (shape, is_last) in enumerate(pieces):
             mine = brought(rank, shape).cuda()
             ins.append(last(mine) if is_last != (number == other and rank == 0) else mine)
-            outs.append(parts(ins[-1], count))
+            outs.append([torch.zeros_like(ins[-1]) for _ in range(count)])
         by_rank = [list(of_rank) for of_rank in zip(*outs, strict=True)]
         dist.all_gather_coalesced(by_rank, ins)
         for (shape, _), found in zip(pieces, outs, strict=True):

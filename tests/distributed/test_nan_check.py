@@ -9,13 +9,10 @@ from torch import distributed as dist
 import simgpu
 from simgpu import strategies
 from simgpu.errors import NaNSentError
+from tests.support import collectives
 from tests.support.worlds import few, schedules
 
-# PyTorch has new names for some; those that programs have are tried here.
-pytestmark = [
-    pytest.mark.usefixtures("eight_devices"),
-    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
-]
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -26,58 +23,29 @@ def asked(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", "1")
 
 
-def gather(x, count):
-    outs = [torch.empty_like(x) for _ in range(count)]
-    dist.gather(x, outs if dist.get_rank() == 0 else None, 0)
+def send(parts):
+    rank = dist.get_rank()
+    if rank < 2:
+        x = parts[rank][0].cuda()
+        dist.recv(x, 0) if rank else dist.send(x, 1)
 
 
-def scatter(x, count):
-    dist.scatter(torch.empty_like(x), [x] * count if dist.get_rank() == 0 else None, 0)
-
-
-def send(x, count):
-    if dist.get_rank() == 0:
-        dist.send(x, 1)
-    elif dist.get_rank() == 1:
-        dist.recv(x, 0)
-
-
-# How each is called, and whether only the first rank gives something.
-MOVING = {
-    "all_gather": (lambda x, n: dist.all_gather([torch.empty_like(x) for _ in range(n)], x), False),
-    "all_to_all": (
-        lambda x, n: dist.all_to_all([torch.empty_like(x) for _ in range(n)], [x] * n),
-        False,
-    ),
-    "broadcast": (lambda x, n: dist.broadcast(x, 0), True),
-    "gather": (gather, False),
-    "scatter": (scatter, True),
-    "send": (send, True),
-}
-ADDING = {
-    "all_reduce": (lambda x, n: dist.all_reduce(x), False),
-    "reduce": (lambda x, n: dist.reduce(x, 0), False),
-    "reduce_scatter": (lambda x, n: dist.reduce_scatter(torch.empty_like(x), [x] * n), False),
-}
-
-
-@pytest.mark.parametrize("name", sorted(MOVING | ADDING))
+@pytest.mark.parametrize("name", [*collectives.CALLS, "send"])
 @few
 @given(count=strategies.world_sizes(2, 4), at=st.integers(0, 3), data=st.data(), seed=schedules)
 def test_nan_error_names_the_rank(name, count, at, data, seed):
-    call, one_gives = (MOVING | ADDING)[name]
     # PyTorch broadcasts float8 as bytes, in which nobody looks for NaN.
-    narrow = FLOAT8 if name in MOVING and name != "broadcast" else []
+    narrow = [] if "reduce" in name or name == "broadcast" else FLOAT8
     dtype = data.draw(st.sampled_from(FLOATS + narrow))
     gives = data.draw(st.integers(0, count - 1))
 
     def ask(rank):
-        x = torch.zeros(4)
-        if rank == gives:
-            x[at] = float("nan")
-        call(x.to(dtype).cuda(), count)
+        parts = [[torch.zeros(4)] * count for _ in range(count)]
+        parts[gives] = [torch.zeros(4).index_fill(0, torch.tensor(at), float("nan"))] * count
+        parts = [[x.to(dtype) for x in row] for row in parts]
+        send(parts) if name == "send" else collectives.begin(name, parts)
 
-    if one_gives and gives > 0:
+    if name in ("broadcast", "scatter", "send") and gives > 0:
         simgpu.ranks(count, ask, schedule=seed)
         return
     text = rf"assert triggered: rank {gives} gives NaN, at index \({at},\) of .* to {name}"

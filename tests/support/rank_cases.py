@@ -11,29 +11,16 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int8,
-    torch.uint8,
-)
+from tests.support import collectives
 
 
 def device():
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def brought(shape, dtype, seed, count=None):
+def brought(shape, dtype, seed):
     """What each rank brings: small whole numbers, whose sums and products are exact."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randint(1, 4, shape, generator=generator).to(dtype)
-        for _ in range(count or dist.get_world_size())
-    ]
+    return [row[0] for row in collectives.brought(dist.get_world_size(), shape, dtype, seed)]
 
 
 def expect(found, wanted):
@@ -48,20 +35,34 @@ def done(work):
         work.wait()
 
 
-REDUCTIONS = {
-    "SUM": torch.add,
-    "PRODUCT": torch.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-}
+def check(name, parts, root, async_op, reduction="SUM", **how):
+    """Make a call of the table and compare what it writes with its definition."""
+    work, outs = collectives.begin(name, parts, root, async_op=async_op, **how)
+    done(work)
+    kind = collectives.FLAT_CALLS.get(name, (name,))[0]
+    wanted = collectives.wanted(kind, parts, dist.get_rank(), root, reduction)
+    for found, each in zip(outs, wanted, strict=True):
+        expect(found, each)
 
 
-def all_reduce(shape, dtype, seed, async_op):
-    parts = brought(shape, dtype, seed)
-    for name, function in REDUCTIONS.items():
-        mine = parts[dist.get_rank()].to(device())
-        done(dist.all_reduce(mine, getattr(dist.ReduceOp, name), async_op=async_op))
-        expect(mine, functools.reduce(function, parts))
+def call(name, shape, dtype, seed, async_op):
+    """One function of the table, with every reduction that it may be given."""
+    size = dist.get_world_size()
+    parts, root = collectives.brought(size, shape, dtype, seed), seed % size
+    if "reduce" not in name:
+        check(name, parts, root, async_op)
+        return
+    for reduction in collectives.REDUCTIONS:
+        how = {"reduction": reduction, "op": getattr(dist.ReduceOp, reduction)}
+        check(name, parts, root, async_op, **how)
+
+
+def other_lengths(shape, dtype, seed, async_op):
+    """Functions that take tensors of other lengths for each pair of ranks."""
+    parts = collectives.uneven(dist.get_world_size(), dtype, seed)
+    check("all_gather", parts, 0, async_op)
+    check("all_to_all", parts, 0, async_op)
+    check("all_to_all_single", parts, 0, async_op, splits=True)
 
 
 def mean(shape, dtype, seed, async_op):
@@ -78,88 +79,6 @@ def mean(shape, dtype, seed, async_op):
         assert ((mine.cpu().double() - total / size).abs() <= bound).all()
     else:
         expect(mine, (total / size).trunc().to(dtype))
-
-
-def broadcast(shape, dtype, seed, async_op):
-    parts = brought(shape, dtype, seed)
-    root = seed % dist.get_world_size()
-    mine = parts[dist.get_rank()].to(device())
-    done(dist.broadcast(mine, root, async_op=async_op))
-    expect(mine, parts[root])
-
-
-def reduce(shape, dtype, seed, async_op):
-    parts = brought(shape, dtype, seed)
-    root = seed % dist.get_world_size()
-    mine = parts[dist.get_rank()].to(device())
-    done(dist.reduce(mine, root, async_op=async_op))
-    if dist.get_rank() == root:
-        expect(mine, functools.reduce(torch.add, parts))
-
-
-def all_gather(shape, dtype, seed, async_op):
-    parts = brought(shape, dtype, seed)
-    mine = parts[dist.get_rank()].to(device())
-    outs = [torch.empty_like(mine) for _ in parts]
-    done(dist.all_gather(outs, mine, async_op=async_op))
-    expect(torch.stack(outs), torch.stack(parts))
-    out = torch.empty((len(parts) * mine.numel(),), dtype=dtype, device=device())
-    done(dist.all_gather_into_tensor(out, mine.reshape(-1), async_op=async_op))
-    expect(out, torch.cat([part.reshape(-1) for part in parts]))
-
-
-def all_gather_uneven(shape, dtype, seed, async_op):
-    parts = [torch.full((rank + 1,), rank, dtype=dtype) for rank in range(dist.get_world_size())]
-    outs = [torch.empty_like(part, device=device()) for part in parts]
-    done(dist.all_gather(outs, parts[dist.get_rank()].to(device()), async_op=async_op))
-    expect(torch.cat(outs), torch.cat(parts))
-
-
-def reduce_scatter(shape, dtype, seed, async_op):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    parts = brought((size, *shape), dtype, seed)
-    wanted = functools.reduce(torch.add, parts)[rank]
-    out = torch.empty(shape, dtype=dtype, device=device())
-    done(dist.reduce_scatter(out, list(parts[rank].to(device()).unbind()), async_op=async_op))
-    expect(out, wanted)
-    whole = parts[rank].to(device())
-    done(dist.reduce_scatter_tensor(out.view(-1), whole.view(-1), async_op=async_op))
-    expect(out, wanted)
-
-
-def all_to_all(shape, dtype, seed, async_op):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    parts = brought((size, *shape), dtype, seed)
-    outs = [torch.empty(shape, dtype=dtype, device=device()) for _ in range(size)]
-    done(dist.all_to_all(outs, list(parts[rank].to(device()).unbind()), async_op=async_op))
-    expect(torch.stack(outs), torch.stack([part[rank] for part in parts]))
-    flat = torch.empty((size, *shape), dtype=dtype, device=device())
-    done(dist.all_to_all_single(flat, parts[rank].to(device()), async_op=async_op))
-    expect(flat, torch.stack([part[rank] for part in parts]))
-
-
-def all_to_all_with_splits(shape, dtype, seed, async_op):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    rows = torch.randint(0, 3, (size, size), generator=torch.Generator().manual_seed(seed))
-    sent = torch.cat([torch.full((int(n),), 10 * rank + to) for to, n in enumerate(rows[rank])])
-    out = torch.empty(int(rows[:, rank].sum()), dtype=torch.int64, device=device())
-    splits = rows[:, rank].tolist(), rows[rank].tolist()
-    done(dist.all_to_all_single(out, sent.to(device()), *splits, async_op=async_op))
-    wanted = [torch.full((int(n),), 10 * by + rank) for by, n in enumerate(rows[:, rank])]
-    expect(out, torch.cat(wanted))
-
-
-def gather_and_scatter(shape, dtype, seed, async_op):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    parts, root = brought(shape, dtype, seed), seed % size
-    mine = parts[rank].to(device())
-    outs = [torch.empty_like(mine) for _ in parts] if rank == root else None
-    done(dist.gather(mine, outs, root, async_op=async_op))
-    if outs is not None:
-        expect(torch.stack(outs), torch.stack(parts))
-    back = torch.empty_like(mine)
-    done(dist.scatter(back, outs, root, async_op=async_op))
-    expect(back, parts[rank])
 
 
 def neighbours(shape, dtype, seed, async_op):
@@ -184,26 +103,26 @@ def neighbours(shape, dtype, seed, async_op):
 
 
 def coalesced(shape, dtype, seed, async_op):
-    size = dist.get_world_size()
-    mine = brought(shape, dtype, seed)[dist.get_rank()].to(device())
-    with dist._coalescing_manager(async_ops=async_op) as manager:
-        sums = [mine.clone() for _ in range(3)]
-        for each in sums:
-            dist.all_reduce(each)
-    if async_op:
-        manager.wait()
-    wanted = functools.reduce(torch.add, brought(shape, dtype, seed))
-    for each in sums:
-        expect(each, wanted)
-    with dist._coalescing_manager(device=device(), async_ops=async_op) as manager:
-        outs = [torch.empty((size, mine.numel()), dtype=dtype, device=device()) for _ in range(2)]
+    parts = [part.reshape(-1) for part in brought(shape, dtype, seed)]
+    mine = parts[dist.get_rank()].to(device())
+    sums = [mine.clone() for _ in range(3)]
+    wholes = [torch.empty(len(parts) * len(mine), dtype=dtype, device=device()) for _ in range(2)]
+    for outs, named, call, wanted in (
+        (sums, {}, dist.all_reduce, functools.reduce(torch.add, parts)),
+        (
+            wholes,
+            {"device": device()},
+            lambda out: dist.all_gather_into_tensor(out, mine),
+            torch.cat(parts),
+        ),
+    ):
+        with dist._coalescing_manager(async_ops=async_op, **named) as manager:
+            for out in outs:
+                call(out)
+        if async_op:
+            manager.wait()
         for out in outs:
-            dist.all_gather_into_tensor(out.view(-1), mine.view(-1))
-    if async_op:
-        manager.wait()
-    wanted = torch.stack([part.reshape(-1) for part in brought(shape, dtype, seed)])
-    for out in outs:
-        expect(out, wanted)
+            expect(out, wanted)
 
 
 def objects(shape, dtype, seed, async_op):
@@ -231,27 +150,14 @@ def subgroups(shape, dtype, seed, async_op):
     dist.barrier(device_ids=[device().index])
 
 
-CASES = (
-    all_reduce,
-    mean,
-    broadcast,
-    reduce,
-    all_gather,
-    all_gather_uneven,
-    reduce_scatter,
-    all_to_all,
-    all_to_all_with_splits,
-    gather_and_scatter,
-    neighbours,
-    coalesced,
-    objects,
-    subgroups,
-)
+CASES = {name: functools.partial(call, name) for name in collectives.NAMES} | {
+    case.__name__: case for case in (other_lengths, mean, neighbours, coalesced, objects, subgroups)
+}
 
 
 def every_collective(rank, shape, dtype, seed):
     """All of them one after the other, waited for by the call itself and by the program."""
-    for case in CASES:
+    for case in CASES.values():
         for async_op in (False, True):
             case(shape, dtype, seed, async_op)
 
@@ -363,10 +269,11 @@ def ended(rank):
     return found
 
 
-# What ranks may get wrong. Each returns the text of the error that the rank got.
+# What ranks may get wrong: what raises, on each rank, as the call differs from that of another one.
 
 
 def error_of(function, *arguments, **named):
+    """The text of the error that a rank got, or None."""
     try:
         function(*arguments, **named)
     except dist.DistBackendError as error:
@@ -376,105 +283,64 @@ def error_of(function, *arguments, **named):
     return None
 
 
-def other_shape(rank):
-    return error_of(dist.all_reduce, torch.ones(3 + rank, device=device()))
+def ones(size, dtype=torch.float32):
+    return torch.ones(size, dtype=dtype, device=device())
 
 
-def other_dtype(rank):
-    dtype = (torch.float32, torch.int32)[rank % 2]
-    return error_of(dist.all_reduce, torch.ones(4, dtype=dtype, device=device()))
-
-
-def other_operator(rank):
-    x = torch.ones(3, device=device())
-    return error_of(dist.broadcast, x, 0) if rank else error_of(dist.all_reduce, x)
-
-
-def other_root(rank):
-    return error_of(dist.broadcast, torch.ones(3, device=device()), rank % 2)
-
-
-def other_reduction(rank):
-    op = (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank % 2]
-    return error_of(dist.all_reduce, torch.ones(3, device=device()), op)
+def broadcast_or(other):
+    """Rank 0 makes another call than the others."""
+    return lambda rank: dist.broadcast(ones(3), 0) if rank else other()
 
 
 def other_order(rank):
-    small, large = torch.ones(2, device=device()), torch.ones(5, device=device())
-    works = [dist.all_reduce(x, async_op=True) for x in ((small, large), (large, small))[rank % 2]]
-    first, _ = [error_of(work.wait) for work in works]
-    return first
+    works = [dist.all_reduce(ones(size), async_op=True) for size in ((2, 5), (5, 2))[rank % 2]]
+    try:
+        works[0].wait()
+    finally:
+        error_of(works[1].wait)
 
 
 def other_splits(rank):
-    x, size = torch.ones(8, device=device()), dist.get_world_size()
+    size = dist.get_world_size()
     halves = [8 // size] * size
     wrong = [halves[0] - 1, *halves[1:-1], halves[-1] + 1]
-    return error_of(
-        dist.all_to_all_single, torch.empty_like(x), x, halves, wrong if rank else halves
-    )
-
-
-def other_size_received(rank):
-    if rank == 0:
-        return error_of(dist.send, torch.ones(3, device=device()), 1)
-    return error_of(dist.recv, torch.ones(4, device=device()), 0)
-
-
-def other_number(rank):
-    """The tensors of a coalesced call, the first of which are the same."""
-    return error_of(dist.all_reduce_coalesced, [torch.ones(3, device=device())] * (1 + rank % 2))
-
-
-def other_part(rank):
-    parts = [torch.ones(size, device=device()) for size in (2, 2 * dist.get_world_size())]
-    return (
-        error_of(dist.reduce_scatter_tensor, *parts)
-        if rank
-        else error_of(dist.broadcast, parts[0], 0)
-    )
-
-
-def no_barrier(rank):
-    if rank:
-        return error_of(dist.broadcast, torch.ones(1, device=device()), 0)
-    return error_of(dist.barrier, device_ids=[rank])
+    dist.all_to_all_single(ones(8), ones(8), halves, wrong if rank else halves)
 
 
 def within_backward(rank):
-    model = torch.nn.parallel.DistributedDataParallel(
-        torch.nn.Linear(3, 2).to(device()), device_ids=[device().index]
-    )
-    loss = model(torch.ones(1, 3, device=device())).sum()
-    return (
-        error_of(loss.backward)
-        if rank
-        else error_of(dist.all_reduce, torch.ones(7, device=device()))
-    )
+    linear = torch.nn.Linear(3, 2).to(device())
+    model = torch.nn.parallel.DistributedDataParallel(linear, device_ids=[device().index])
+    loss = model(ones((1, 3))).sum()
+    loss.backward() if rank else dist.all_reduce(ones(7))
 
 
-MISTAKES = (
-    other_shape,
-    other_dtype,
-    other_operator,
-    other_root,
-    other_reduction,
-    other_order,
-    other_splits,
-    other_size_received,
-    other_number,
-    other_part,
-    no_barrier,
-    within_backward,
-)
+MISTAKES = {
+    "shape": lambda rank: dist.all_reduce(ones(3 + rank)),
+    "dtype": lambda rank: dist.all_reduce(ones(4, (torch.float32, torch.int32)[rank % 2])),
+    "operator": broadcast_or(lambda: dist.all_reduce(ones(3))),
+    "root": lambda rank: dist.broadcast(ones(3), rank % 2),
+    "reduction": lambda rank: dist.all_reduce(
+        ones(3), (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank % 2]
+    ),
+    "order": other_order,
+    "splits": other_splits,
+    "size received": lambda rank: dist.recv(ones(4), 0) if rank else dist.send(ones(3), 1),
+    # The first tensors of both calls are the same.
+    "number of tensors": lambda rank: dist.all_reduce_coalesced([ones(3)] * (1 + rank % 2)),
+    "part": broadcast_or(
+        lambda: dist.reduce_scatter_tensor(ones(3), ones(3 * dist.get_world_size()))
+    ),
+    "barrier": broadcast_or(lambda: dist.barrier(device_ids=[device().index])),
+    "backward": within_backward,
+}
 
 
 def every_mistake(rank):
-    """What this rank was told of each mistake; after each of them, the group still works."""
+    """The error of this rank for each mistake; after each of them, the group still works."""
     found = {}
-    for mistake in MISTAKES:
-        found[mistake.__name__] = mistake(rank)
+    for name, mistake in MISTAKES.items():
+        found[name] = error_of(mistake, rank)
         x = torch.ones(2, device=device())
         dist.all_reduce(x)
-        assert x.tolist() == [dist.get_world_size()] * 2, mistake
+        assert x.tolist() == [dist.get_world_size()] * 2, name
     return found

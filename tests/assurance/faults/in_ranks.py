@@ -18,7 +18,7 @@ from tests.support.plant import (
     result,
 )
 
-RULE = "test_it_is_what_it_is_defined_to_be"
+RULE = "test_collectives_match_their_definition_in_threads"
 DIFFER = "test_ranks::test_differing_ranks_all_raise"
 
 
@@ -44,7 +44,7 @@ COLLECTIVES = [
         "Call.write",
         argument("zip", 1, lambda values: values[::-1]),
         RULE,
-        case="gather_and_scatter",
+        case="gather",
     ),
     fault(
         "every rank gets the first part",

@@ -30,7 +30,7 @@ def results(count, function, *arguments, **named):
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(3, torch.float32), (2, torch.int32)])
-def test_collectives_are_what_they_are_defined_to_be(count, dtype):
+def test_collectives_match_their_definition_in_processes(count, dtype):
     results(count, rank_cases.every_collective, (3, 2), dtype, 1)
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support import collectives
 from tests.support.cuda_code.sides import error_of, same_words
 
 OWN_DEVICES = True  # simulated ranks make theirs
@@ -33,98 +34,48 @@ class Rank:
         numbers = torch.arange(1, length + 1) * (self.number + 1)
         return numbers.to(dtype).reshape(size).to(self.device)
 
+    def place(self, tensor):
+        return tensor.to(self.device)
+
     def empty(self, *size, dtype=torch.float32):
         return torch.zeros(size, dtype=dtype).to(self.device)
 
 
-def _reduced(op, dtype="float32"):
+def _form(name, *size, root=0, dtype="float32", **how):
+    """A function of the table of collectives; what it writes, in a list if it takes one."""
+
     def call(rank):
-        tensor = rank.tensor(4, dtype=getattr(torch, dtype))
-        dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
-        return tensor
+        numbers = torch.arange(1, rank.count * torch.Size(size).numel() + 1)
+        parts = [
+            list((numbers * (one + 1)).to(getattr(torch, dtype)).reshape(-1, *size).unbind())
+            for one in range(rank.count)
+        ]
+        _, outs = collectives.begin(name, parts, root, rank.place, **how)
+        is_list = name in ("all_gather", "gather", "all_to_all")
+        return (outs if is_list else torch.cat(outs)) if outs else None
 
     return call
 
 
+def _reduced(op, dtype="float32"):
+    return lambda rank: _form("all_reduce", 4, dtype=dtype, op=getattr(dist.ReduceOp, op))(rank)
+
+
 def _scaled(rank):
-    tensor = rank.tensor(4)
-    dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(0.5))
-    return tensor
-
-
-def _broadcast(rank):
-    tensor = rank.tensor(2, 2)
-    dist.broadcast(tensor, src=1)
-    return tensor
-
-
-def _reduce(rank):
-    tensor = rank.tensor(3)
-    dist.reduce(tensor, dst=1)
-    return tensor if rank.number == 1 else None
-
-
-def _all_gather(rank):
-    parts = [rank.empty(2) for _ in range(rank.count)]
-    dist.all_gather(parts, rank.tensor(2))
-    return parts
+    return _form("all_reduce", 4, op=dist._make_nccl_premul_sum(0.5))(rank)
 
 
 def _all_gather_uneven(rank):
-    parts = [rank.empty(i + 1) for i in range(rank.count)]
-    dist.all_gather(parts, rank.tensor(rank.number + 1))
-    return parts
-
-
-def _all_gather_into(rank):
-    whole = rank.empty(rank.count * 2)
-    dist.all_gather_into_tensor(whole, rank.tensor(2))
-    return whole
-
-
-def _reduce_scatter(rank):
-    out = rank.empty(2)
-    dist.reduce_scatter(out, list(rank.tensor(rank.count * 2).chunk(rank.count)))
-    return out
-
-
-def _reduce_scatter_tensor(rank):
-    out = rank.empty(2)
-    dist.reduce_scatter_tensor(out, rank.tensor(rank.count * 2))
-    return out
-
-
-def _all_to_all_single(rank):
-    out = rank.empty(rank.count)
-    dist.all_to_all_single(out, rank.tensor(rank.count))
-    return out
+    parts = [[torch.arange(1.0, one + 2) * (one + 1)] for one in range(rank.count)]
+    return collectives.begin("all_gather", parts, place=rank.place)[1]
 
 
 def _all_to_all_uneven(rank):
-    sent = [i + 1 for i in range(rank.count)]
-    received = [rank.number + 1] * rank.count
-    out = rank.empty(sum(received))
-    dist.all_to_all_single(out, rank.tensor(sum(sent)), received, sent)
-    return out
-
-
-def _all_to_all(rank):
-    out = [rank.empty(2) for _ in range(rank.count)]
-    dist.all_to_all(out, list(rank.tensor(2 * rank.count).chunk(rank.count)))
-    return out
-
-
-def _gather(rank):
-    parts = [rank.empty(2) for _ in range(rank.count)] if rank.number == 0 else None
-    dist.gather(rank.tensor(2), parts, dst=0)
-    return parts
-
-
-def _scatter(rank):
-    parts = list(rank.tensor(2 * rank.count).chunk(rank.count)) if rank.number == 0 else None
-    out = rank.empty(2)
-    dist.scatter(out, parts, src=0)
-    return out
+    lengths = [one + 1 for one in range(rank.count)]
+    numbers = torch.arange(1.0, sum(lengths) + 1)
+    parts = [(numbers * length).split(lengths) for length in lengths]
+    named = {"place": rank.place, "splits": True}
+    return torch.cat(collectives.begin("all_to_all_single", parts, **named)[1])
 
 
 def _ring(rank):
@@ -182,18 +133,18 @@ CALLS = {
     "all_reduce BOR bool": _reduced("BOR", "bool"),
     "all_reduce BXOR bool": _reduced("BXOR", "bool"),
     "all_reduce scaled": _scaled,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_gather": _all_gather,
+    "broadcast": _form("broadcast", 2, 2, root=1),
+    "reduce": _form("reduce", 3, root=1),
+    "all_gather": _form("all_gather", 2),
     "all_gather of other sizes": _all_gather_uneven,
-    "all_gather_into_tensor": _all_gather_into,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "all_to_all_single": _all_to_all_single,
+    "all_gather_into_tensor": _form("all_gather_into_tensor", 2),
+    "reduce_scatter": _form("reduce_scatter", 2),
+    "reduce_scatter_tensor": _form("reduce_scatter_tensor", 2),
+    "all_to_all_single": _form("all_to_all_single", 1),
     "all_to_all_single of other sizes": _all_to_all_uneven,
-    "all_to_all": _all_to_all,
-    "gather": _gather,
-    "scatter": _scatter,
+    "all_to_all": _form("all_to_all", 2),
+    "gather": _form("gather", 2),
+    "scatter": _form("scatter", 2),
     "batch_isend_irecv": _ring,
     "send and recv": _send,
     "all_gather_object": _objects,

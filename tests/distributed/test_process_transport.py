@@ -168,89 +168,6 @@ def test_sum_runs_as_instruments_are_notified(sizes):
         assert all(together(2, run))
 
 
-@few
-@given(
-    devices=st.lists(st.integers(0, 3), min_size=2, max_size=3),
-    kind=st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
-)
-def test_two_ranks_on_one_device_raise_in_their_first_call(devices, kind):
-    backends = mesh(len(devices))
-
-    def run(rank):
-        call, _ = call_of(kind, 3, 1, rank, len(devices))
-        call.number, call.place, call.device = 1, "train.py:1", f"machine:{devices[rank]}"
-        pending = Pending(call)
-        process_transport.ProcessTransport(backends[rank], "0", range(len(devices))).submit(
-            pending, awaited=True
-        )
-        return [pending.error]
-
-    for [error] in together(len(devices), run):
-        if len(set(devices)) == len(devices):
-            assert error is None, error
-            continue
-        assert isinstance(error, CollectiveMismatchError), error
-        assert "Duplicate GPU detected" in str(error)
-
-
-@few
-@given(steps=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=3))
-@example(steps=[(0, 1), (0, 0)])
-def test_two_processes_send_between_devices_of_their_own(steps):
-    backends = mesh(2)
-
-    def run(rank):
-        transport = process_transport.ProcessTransport(backends[rank], "0", range(2))
-        for number, devices in enumerate(steps):
-            x = torch.full((2,), number + 10.0 * rank)
-            kind, ins, outs = ("recv", [], [x]) if rank else ("send", [x], [])
-            call = Call(kind, "send and recv of float32 (2,)", ins, outs, peer=1 - rank)
-            call.number, call.place = number + 1, "train.py:1"
-            call.device = f"machine:{devices[rank]}"
-            pending = Pending(call)
-            transport.submit(pending, awaited=True)
-            if pending.error is not None:
-                return number, "Duplicate GPU detected" in str(pending.error)
-            assert x.tolist() == [number] * 2
-        return None, False
-
-    shared = next((k for k, (one, other) in enumerate(steps) if one == other), None)
-    assert together(2, run) == [(shared, shared is not None)] * 2
-
-
-@few
-@given(
-    size=st.integers(4, 9), model=st.sampled_from(["ring", "ring", "tree"]), seed=st.integers(0, 99)
-)
-def test_each_segment_is_added_in_an_order_of_its_own(size, model, seed):
-    """NCCL cuts a tensor into a segment for each rank, and begins each with another rank."""
-    count = 3
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(count, size * count, generator=generator)
-    backends, reduction = mesh(count), Reduction("SUM")
-
-    def run(rank):
-        transport = process_transport.ProcessTransport(backends[rank], "0", range(count))
-        whole, out = drawn[rank].clone(), torch.empty(size)
-        calls = [
-            Call("all_reduce", "all_reduce", [whole], [whole], reduction=reduction),
-            Call("reduce_scatter", "", list(drawn[rank].chunk(count)), [out], reduction=reduction),
-        ]
-        for number, call in enumerate(calls, start=1):
-            call.number, call.place = number, "train.py:1"
-            pending = Pending(call)
-            transport.submit(pending, awaited=True)
-            assert pending.error is None, pending.error
-        assert torch.equal(whole, torch.cat(totals))
-        assert torch.equal(out, totals[rank])
-        return True
-
-    with simgpu.comm.reduction(model):
-        segments = zip(*(part.chunk(count) for part in drawn), strict=True)
-        totals = [reduction.combine(list(parts), place) for place, parts in enumerate(segments)]
-        assert all(together(count, run))
-
-
 class Impatient:
     """A lock that nobody waits for: whoever would have to fails."""
 
@@ -445,3 +362,47 @@ def test_ranks_lost_first_differ_from_those_that_followed(others, start, calls, 
         assert other._note_of(0) == "in " + text.partition(", ")[2].replace(": ", ", ", 1)
         process_transport.LostRanks(Backend(()), "0", ranks, store)
         assert other._note_of(0) == "", "a group that is made again knows nothing of the last one"
+
+
+# Shapes of many tensors, which no record has room for, and what comes at their end.
+CALLS = st.builds(
+    "{}{}".format,
+    st.sampled_from(["all_reduce float32 (3,)", "all_to_all" + " float32 (1024, 1024)," * 40]),
+    st.sampled_from(["", ", sum", ", maximum", "é" * 300]),
+)
+PLACES = st.builds("{}/train.py:{}".format, st.sampled_from(["", "a" * 300]), st.integers(1, 9))
+DEVICES = st.sampled_from(["", "machine:0", "m" * 80 + ":1"])
+
+
+def record_of(says, place, device, shown=""):
+    call = Call("all_reduce", says, [], [], shown=shown)
+    call.place, call.device = place, device
+    return process_transport.record_of(call)
+
+
+@given(says=CALLS, place=PLACES, device=DEVICES)
+def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
+    """Of a call as much as there is room for; of a place, the line; of a device, its number."""
+    record = record_of(says, place, device)
+    assert len(record) == process_transport.SIZE
+    _, reported, where, on = process_transport.read_record(record)
+    assert says.startswith(reported.rstrip("\ufffd"))
+    assert reported == says or len(reported.encode()) > 150, "there is room for that much"
+    assert where == place[-200:]
+    assert on == device[-60:]
+
+
+@given(one=CALLS, other=CALLS, places=st.tuples(PLACES, PLACES), shown=st.tuples(CALLS, CALLS))
+def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places, shown):
+    """Whatever each of them shows in errors."""
+    reported = [
+        record_of(says, place, f"m:{number}", text)
+        for number, (says, place, text) in enumerate(zip((one, other), places, shown, strict=True))
+    ]
+    assert process_transport.are_alike(reported) == (one == other)
+    agreed, texts = zip(
+        *(process_transport.read_record(record)[:2] for record in reported), strict=True
+    )
+    assert (agreed[0] == agreed[1]) == (one == other)
+    for seen, text in zip(texts, shown, strict=True):
+        assert text.startswith(seen.rstrip("\ufffd"))
