@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._core import world
@@ -18,7 +18,7 @@ from simgpu._random import distributions, fill, layout
 from simgpu._random.distributions import order_of_elements
 from simgpu._random.generator_state import Stream
 from simgpu._random.layout import in_memory_order, launches
-from simgpu._random.samplers import _buckets, dropout_parameters
+from simgpu._random.samplers import _buckets
 from tests.support import cuda_draws
 
 GPU = 1, 256  # holds 256 threads
@@ -185,30 +185,6 @@ def test_distant_elements_reserve_numbers_before_the_split():
     assert stream.get_offset() == 8 + 12
 
 
-@settings(max_examples=15)
-@given(
-    rows=st.integers(1, 5),
-    width=st.integers(1, 60),
-    seed=st.integers(0, 99),
-    broadcast=st.booleans(),
-)
-def test_normal_with_tensors(simulated, rows, width, seed, broadcast):
-    """Standard normal numbers, times the deviation, and then plus the mean."""
-    mean = torch.linspace(-5, 5, width if broadcast else rows * width)
-    std = torch.linspace(0, 3, rows * width).view(rows, width)
-    mean = mean if broadcast else mean.view(rows, width)
-    start(simulated[0], GPU, seed, 0)
-    plain = torch.randn(rows, width, device=simulated[0])
-    start(simulated[0], GPU, seed, 0)
-    drawn = torch.normal(mean.to(simulated[0]), std.to(simulated[0]))
-    assert torch.equal(drawn, plain.mul(std.to(plain.device)) + mean.to(plain.device))
-    start(simulated[0], GPU, seed, 0)
-    scaled = torch.empty(mean.shape, device=simulated[0]).normal_(0, 0.5)
-    start(simulated[0], GPU, seed, 0)
-    drawn = torch.normal(mean.to(simulated[0]), 0.5)
-    assert torch.equal(drawn, scaled + mean.to(simulated[0]))
-
-
 @given(
     mean=st.floats(allow_nan=False),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
@@ -229,25 +205,6 @@ def test_a_mean_for_many_deviations_is_a_number_of_their_type(simulated, mean, d
     assert torch.equal(torch.normal(mean, std), plain.mul(std) + rounded.to(simulated[0]))
 
 
-@given(numel=st.integers(1, 700), seed=st.integers(0, 99))
-def test_parts_of_complex_numbers_have_half_of_the_variance(simulated, numel, seed):
-    start(simulated[0], GPU, seed, 0)
-    plain = torch.randn(2 * numel, device=simulated[0]).cpu()
-    start(simulated[0], GPU, seed, 0)
-    drawn = torch.view_as_real(torch.randn(numel, dtype=torch.complex64, device=simulated[0]).cpu())
-    torch.testing.assert_close(drawn.reshape(-1), plain / math.sqrt(2))
-
-
-def test_slopes_are_noted_where_they_were_used(simulated):
-    """As 1 elsewhere; at 0 too a slope is used."""
-    x = torch.tensor([-1.0, 0.0, 1.0, 2.0], device=simulated[0])
-    noise = torch.empty_like(x)
-    torch.ops.aten.rrelu_with_noise(x, noise, 0.1, 0.4, True)
-    slopes = noise.tolist()
-    assert all(0.1 < slope < 0.4 for slope in slopes[:2])
-    assert slopes[2:] == [1, 1]
-
-
 @given(data=st.data())
 def test_zero_chance_is_never_drawn(data):
     weights = data.draw(st.lists(st.sampled_from([0.0, 0.1, 0.7]), min_size=1, max_size=9))
@@ -258,22 +215,6 @@ def test_zero_chance_is_never_drawn(data):
     drawn = np.array([2.0**-33, 0.25, 0.5, 1.0], np.float32)
     found = _buckets(sums, chances > 0, drawn)
     assert all(chances[category] > 0 for category in found.tolist())
-
-
-MOVES = {
-    "poisson": (lambda x: torch.poisson(x), 20),
-    "binomial": (lambda x: torch.binomial(x, x / 4), 44),
-    "gamma": (lambda x: torch._standard_gamma(x), 12),
-    "dirichlet": (lambda x: torch._sample_dirichlet(x), 12),
-}
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_others_move_the_generator_on_as_on_cuda(simulated, name):
-    draw, increment = MOVES[name]
-    generator = start(simulated[0], GPU, 0, 8)
-    draw(torch.tensor([1.0, 2.0, 3.0], device=simulated[0]))
-    assert generator.get_offset() == 8 + increment
 
 
 @given(p=st.sampled_from([0.0, 0.3, 1.0]), numel=st.integers(1, 700), seed=st.integers(0, 99))
@@ -287,13 +228,6 @@ def test_dropout_draws_unless_training_is_off(simulated, p, numel, seed):
     assert found[None] == found[True]
     assert found[False] == ([True] * numel, 0)
     assert found[True][1] == (0 if p == 1 else cuda_draws.policy(numel, 4, GPU)[1])
-
-
-@given(p=st.floats(0.001, 0.999))
-def test_dropout_has_the_parameters_of_floats(p):
-    keep = np.float32(1.0 - p)
-    assert dropout_parameters(p, torch.float32) == (float(keep), float(np.float32(1) / keep))
-    assert dropout_parameters(p, torch.float64) == (1.0 - p, 1.0 / (1.0 - p))
 
 
 @pytest.mark.parametrize("offset", [4.0, "4", None, True])
