@@ -124,17 +124,6 @@ def test_segments_have_a_gradient_each(simulated, axis):
             backward(*given, "sum", lengths=lengths, axis=axis)
 
 
-@given(
-    size=st.sampled_from([[2, 2], [3], [1000, 1000]]),
-    step=st.sampled_from([2**62, 2**61, 10**6]),
-    name=st.sampled_from(["_reshape_alias", "as_strided"]),
-)
-def test_strides_stay_within_the_storage(simulated, size, step, name):
-    x = torch.ones(4, device=simulated[0])
-    with pytest.raises(RuntimeError, match=r"overflowed|requiring a storage size"):
-        getattr(torch.ops.aten, name).default(x, size, [step, 1][: len(size)])
-
-
 @given(dim=st.sampled_from([2, 10**5, 2**31, -3, -(10**12)]))
 def test_a_raw_fourier_transform_names_dimensions(simulated, dim):
     x = torch.ones(3, 4, dtype=torch.cfloat, device=simulated[0])
