@@ -4,7 +4,6 @@ import contextlib
 import gc
 import weakref
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,34 +61,6 @@ def test_operations_on_pending_memory_wait(pieces, lost):
             for tensor in kept.values():
                 tensor.add_(1)
             assert (queued.deferred, queued.at_once) == (len(kept), 0)
-
-
-def computes_later(tensor):
-    with simgpu.asynchronous():
-        tensor + 1
-
-
-def is_used_by_a_stream(tensor):
-    tensor.record_stream(torch.simgpu.Stream(tensor.device))
-
-
-@pytest.mark.parametrize("looks", [computes_later, is_used_by_a_stream])
-@given(count=st.integers(1, 5), spread=st.integers(1, 3))
-def test_search_for_memory_ends_when_all_is_found(looks, count, spread):
-    """Most objects of a program are old, and a test's tensors are not."""
-    asked = []
-
-    def objects_of(generation):
-        asked.append(generation)
-        return stock(generation)
-
-    stock = gc.get_objects
-    made = simgpu.devices(spread)
-    with no_collector(), made as devices, pytest.MonkeyPatch.context() as patch:
-        held = [torch.ones(2).to(devices[number % spread]) for number in range(count)]
-        patch.setattr(gc, "get_objects", objects_of)
-        looks(held[0])
-    assert asked == [0]
 
 
 class Mine:

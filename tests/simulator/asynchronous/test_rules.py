@@ -47,16 +47,6 @@ def test_copies_between_host_and_device(simulated, pinned, non_blocking, to_devi
             assert result.sum().item() == 3
 
 
-def test_memory_is_given_back_when_the_program_lets_go_of_it(simulated):
-    with simgpu.asynchronous() as queued:
-        x = torch.ones(1000, device="simgpu:0")
-        taken = torch.simgpu.memory_allocated(0)
-        y = (x + 1) * 2  # x + 1 is queued, and its memory counts no more
-        assert torch.simgpu.memory_allocated(0) == 2 * taken
-        assert queued.pending
-        assert y.sum().item() == 4000
-
-
 def test_events_are_passed_when_what_they_mark_has_run(simulated):
     with simgpu.asynchronous() as queued:
         first, last = (torch.simgpu.Event(enable_timing=True) for _ in range(2))
@@ -121,14 +111,6 @@ def test_an_index_out_of_range_surfaces_where_the_host_waits(simulated, call, wa
         assert torch.ones(2, device="simgpu:1").sum().item() == 2  # another device lives on
 
 
-def test_wrong_shapes_are_refused_at_once(simulated):
-    with simgpu.asynchronous():
-        x, y = torch.ones(3, device="simgpu:0"), torch.ones(4, device="simgpu:0")
-        with pytest.raises(RuntimeError, match="size of tensor"):
-            x + y
-        assert (x + 1).tolist() == [2.0] * 3
-
-
 def test_a_kernel_runs_with_the_settings_of_its_launch(simulated, monkeypatch):
     seen = []
     monkeypatch.setenv("SIMGPU_CPU_KERNELS", "simgpu_launch_state::look")
@@ -176,26 +158,6 @@ def test_plans_distinguish_equal_calls_of_other_types(simulated):
 
 
 @given(
-    seeds=st.lists(st.none() | st.integers(0, 9), min_size=2, max_size=2),
-    launches=st.integers(0, 3),
-)
-def test_blocks_nest_with_counts_of_their_own(simulated, seeds, launches):
-    with simgpu.asynchronous(seeds[0]) as outer:
-        x = torch.ones(2, device="simgpu:0")
-        before = outer.deferred
-        with simgpu.asynchronous(seeds[1]) as inner:
-            assert inner.pending == 0  # all of before has run
-            for _ in range(launches):
-                x += 1
-            assert (inner.seed, inner.deferred, outer.deferred) == (seeds[1], launches, before)
-        assert (outer.seed, outer.pending) == (seeds[0], 0)
-        x += 1
-        assert outer.deferred == before + 1
-        assert inner.deferred == launches
-    assert x.tolist() == [2.0 + launches] * 2
-
-
-@given(
     seeds=st.lists(st.none() | st.integers(0, 9), min_size=3, max_size=3),
     ends=st.permutations(range(3)),
 )
@@ -203,11 +165,12 @@ def test_blocks_may_end_in_any_order(simulated, seeds, ends):
     """As those of threads do, or of ranks that take turns; the one begun last counts and draws."""
     with contextlib.ExitStack() as every:
         blocks = [every.enter_context(contextlib.ExitStack()) for _ in seeds]
-        queued = [
-            block.enter_context(simgpu.asynchronous(seed))
-            for block, seed in zip(blocks, seeds, strict=True)
-        ]
-        x, still_open = torch.ones(2, device="simgpu:0"), [0, 1, 2]
+        x, queued, still_open = torch.ones(2, device="simgpu:0"), [], [0, 1, 2]
+        for block, seed in zip(blocks, seeds, strict=True):
+            queued.append(block.enter_context(simgpu.asynchronous(seed)))
+            assert queued[-1].pending == 0  # all of before has run
+            x += 1
+            assert queued[-1].deferred == 1
         for number in ends:
             counts = [each.deferred for each in queued]
             x += 1
@@ -219,7 +182,7 @@ def test_blocks_may_end_in_any_order(simulated, seeds, ends):
             assert all(queued[each].seed == seeds[each] for each in still_open)
     x += 1
     assert [each.deferred for each in queued] == counts
-    assert x.tolist() == [5.0, 5.0]
+    assert x.tolist() == [8.0, 8.0]
 
 
 def test_invalid_seed_is_refused(simulated):
@@ -263,18 +226,6 @@ def test_transforms_compute_what_they_compute_at_once(simulated):
         assert (hessian(x).tolist(), per_row(x.expand(2, 3)).tolist()) == at_once
 
 
-def test_batch_norm_returns_what_it_returns_at_once(simulated):
-    net = torch.nn.BatchNorm1d(2).to("simgpu:0")
-    x = torch.arange(6.0).view(3, 2).to("simgpu:0")
-    for mode in (True, False):
-        net.train(mode)
-        state = {name: value.clone() for name, value in net.state_dict().items()}
-        at_once = net(x).tolist(), net.running_var.tolist()
-        net.load_state_dict(state)
-        with simgpu.asynchronous():
-            assert (net(x).tolist(), net.running_var.tolist()) == at_once
-
-
 LAID_OUT = {
     "layer norm of halves": lambda x: torch.native_layer_norm(x.bfloat16(), [2], None, None, 1e-5),
     "vdot of conjugates": lambda x: [torch.vdot(x[0].cfloat().conj(), x[1].cfloat().conj())],
@@ -298,11 +249,3 @@ def test_results_are_laid_out_as_at_once(simulated, call):
     at_once = forms()
     with simgpu.asynchronous():
         assert forms() == at_once
-
-
-def test_arguments_that_a_kernel_refuses_raise_at_once(simulated):
-    with simgpu.asynchronous():
-        x = torch.ones(3, dtype=torch.int64, device="simgpu:0")
-        with pytest.raises(NotImplementedError):
-            torch.ops.aten.native_dropout_backward(x, x > 0, 2.0)
-        assert (x + 1).tolist() == [2] * 3
