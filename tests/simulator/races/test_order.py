@@ -157,24 +157,28 @@ def asked(oracle, kind, *what):
 
 
 @pytest.mark.without("--races", reason="races on purpose")
-@given(program=st.lists(steps, min_size=4, max_size=14))
-@example(program=[("write", 1, 0), ("finish device", 0), ("write", 0, 0)])
-@example(program=[("read", 0, 0), ("write", 1, 0)])
-@example(program=[("read", 0, 0), ("read", 1, 0), ("write", 1, 0)])
-@example(program=[("write", 0, 0), ("wait", 1, 0), ("read", 1, 0), ("read", 2, 0)])
-@example(program=[("write", 0, 0), ("copy", 0, 3), ("wait", 1, 3), ("read", 1, 0)])
-@example(program=[("write", 0, 0), ("number", 0), ("read", 1, 0)])
-@example(program=[("write", 0, 3), ("wait", 1, 0), ("write", 1, 2), ("write", 2, 3)])
+@given(program=st.lists(steps, min_size=4, max_size=14), known=st.booleans())
+@example(program=[("write", 1, 0), ("finish device", 0), ("write", 0, 0)], known=True)
+@example(program=[("read", 0, 0), ("write", 1, 0)], known=True)
+@example(program=[("read", 0, 0), ("read", 1, 0), ("write", 1, 0)], known=True)
+@example(program=[("write", 0, 0), ("wait", 1, 0), ("read", 1, 0), ("read", 2, 0)], known=True)
+@example(program=[("write", 0, 0), ("copy", 0, 3), ("wait", 1, 3), ("read", 1, 0)], known=True)
+@example(program=[("write", 0, 0), ("number", 0), ("read", 1, 0)], known=True)
+@example(program=[("write", 0, 3), ("wait", 1, 0), ("write", 1, 2), ("write", 2, 3)], known=True)
 @example(
     program=[
         *(("write", 0, 0), ("record", 0, 0), ("record", 1, 0)),
         *(("pass", 2, 0), ("write", 2, 0)),
-    ]
+    ],
+    known=True,
 )
-def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program):
+@example(program=[("write", 0, 3), ("write", 0, 0), ("write", 1, 1)], known=False)
+def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program, known):
+    """Memory that was allocated before the search (not `known`) is searched, too."""
     oracle, found_at, expected_at = Oracle(), None, None
+    before = None if known else Program(simulated[:2])
     with simgpu.races() as found:
-        real = Program(simulated[:2])
+        real = before or Program(simulated[:2])
         for at, step in enumerate(program):
             real.do(*step)
             if asked(oracle, *step) and expected_at is None:
