@@ -41,13 +41,6 @@ def order_of_completion(devices):
     return list(results)
 
 
-def last_writer(devices):
-    """The last thread to be done decides."""
-    best = torch.zeros(1, device=devices[0])
-    in_threads(*(lambda i=i: best.fill_(i) for i in (1, 2)))
-    return best.cpu()
-
-
 def lock_cycle(devices):
     """Two locks, taken in different orders."""
     one, other = threading.Lock(), threading.Lock()
@@ -91,23 +84,6 @@ def made_twice(devices):
     assert len(cache["made"]) == 1
 
 
-def stale_cache(devices):
-    """A copy is kept until the version changes, and the version is written before the weight."""
-    weight, kept, version = torch.zeros(1, device=devices[0]), {}, [0]
-
-    def train():
-        version[0] = 1
-        weight.add_(1)
-
-    def read():
-        if kept.get("version") != version[0]:
-            kept["version"], kept["copy"] = version[0], weight.to(devices[1])
-
-    in_threads(train, read)
-    read()
-    return kept["copy"].cpu()
-
-
 def time_out_for_an_answer(devices):
     """None stands for "nothing came in time", and is taken for an answer."""
     answers = queue.Queue()
@@ -123,27 +99,6 @@ def time_out_for_an_answer(devices):
         answer = torch.zeros(1)
     thread.join()
     return answer
-
-
-def no_barrier(devices):
-    """Each thread writes its part, and reads all parts without waiting for the others."""
-    parts = torch.zeros(2, device=devices[0])
-    sums = [0.0] * 2
-
-    def work(number):
-        parts[number].fill_(number + 1)
-        sums[number] = float(parts.sum())
-
-    in_threads(lambda: work(0), lambda: work(1))
-    return sums
-
-
-def not_joined(devices):
-    """What a thread computes is read before it has ended, unless it is quick."""
-    result = torch.zeros(1, device=devices[0])
-    thread = threading.Thread(target=lambda: result.add_(1))
-    thread.start()
-    return result.cpu()
 
 
 def closed_too_early(devices):
@@ -164,38 +119,6 @@ def closed_too_early(devices):
 
     in_threads(produce, consume)
     assert len(results) == 2
-
-
-def semaphore_released_twice(devices):
-    """A slot that is given back twice lets two into a place for one."""
-    slots, inside, most = threading.Semaphore(1), [], []
-
-    def use():
-        slots.acquire()
-        inside.append(1)
-        torch.ones(1, device=devices[0])
-        most.append(len(inside))
-        inside.pop()
-        slots.release()
-        if len(most) == 1:
-            slots.release()
-
-    in_threads(use, use, use)
-    assert max(most) == 1
-
-
-def wrong_current_device(devices):
-    """The place where a thread's device is noted is shared by all threads."""
-    current, wrong = [None], []
-
-    def work(device):
-        current[0] = device
-        tensor = torch.ones(1, device=device)
-        if current[0] is not tensor.device and current[0] != tensor.device:
-            wrong.append(device)
-
-    in_threads(*(lambda device=device: work(device) for device in devices[:2]))
-    assert not wrong
 
 
 def _with_edits(step, *edits):
@@ -280,17 +203,11 @@ def hook_of_the_caller(devices):
 PROGRAMS = (
     lost_update,
     order_of_completion,
-    last_writer,
     lock_cycle,
     missed_notice,
     made_twice,
-    stale_cache,
     time_out_for_an_answer,
-    no_barrier,
-    not_joined,
     closed_too_early,
-    semaphore_released_twice,
-    wrong_current_device,
     joined_as_they_end,
     returned_too_early,
 )

@@ -71,23 +71,6 @@ def test_the_failure_of_the_lowest_index_is_raised(simulated):
     explored(step)
 
 
-def test_hooks_are_called_in_the_thread_of_their_replica_on_its_device(simulated):
-    class Watched(nn.Module):
-        def forward(self, x):
-            self.thread = threading.get_ident()
-            return x + 1
-
-    def hook(module, args, output):
-        assert threading.get_ident() == module.thread
-        assert torch.simgpu.current_device() == output.device.index
-        return output * 2
-
-    watched = Watched().to(simulated[0])
-    watched.register_forward_hook(hook)
-    net = DataParallel(watched, [0, 1, 2])
-    explored(lambda: net(torch.arange(6.0).to(simulated[0])))
-
-
 def test_replicas_may_wait_for_each_other_and_be_parallel_themselves(simulated):
     class Meeting(nn.Module):
         def __init__(self, inner):
@@ -113,30 +96,6 @@ def test_replicas_may_wait_for_each_other_and_be_parallel_themselves(simulated):
     explored(step, state=[], compare=False)
     with simgpu.schedule(3, "random"):
         assert [y.tolist() for y in step()] == [[0.0, 2.0, 4.0, 6.0], [2.0, 4.0, 6.0, 8.0]]
-
-
-def test_two_callers_at_once_do_not_see_each_other(simulated):
-    net = DataParallel(nn.Linear(2, 2).to(simulated[0]), [0, 1], cache_parameters=True)
-    with torch.no_grad():
-        net.module.weight.copy_(torch.eye(2))
-        net.module.bias.zero_()
-
-    def step():
-        results = {}
-
-        def call(number):
-            with torch.no_grad():
-                rows = torch.full((3, 2), float(number), device=simulated[0])
-                results[number] = net(rows).tolist()
-
-        threads = [threading.Thread(target=call, args=(number,)) for number in (1, 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == {number: [[float(number)] * 2] * 3 for number in (1, 2)}
-
-    explored(step, state=[net])
 
 
 def test_an_interrupt_leaves_no_thread_waiting(simulated):

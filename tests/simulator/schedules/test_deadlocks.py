@@ -78,36 +78,6 @@ def test_a_schedule_that_has_failed_keeps_no_memory(size, by):
             gc.enable()
 
 
-class Holder(threading.Thread):
-    """A thread with a tensor of its own."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.mine = torch.ones(size, device="simgpu:0")
-
-    def run(self):
-        self.mine.add_(1)
-
-
-@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=3))
-def test_threads_that_have_ended_are_dropped_when_the_program_drops_them(sizes):
-    """Within the schedule too, where a test may ask for the memory that is taken."""
-
-    def start_and_join():
-        threads = [Holder(size) for size in sizes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert torch.simgpu.memory_allocated(0) > 0
-        del thread, threads
-        gc.collect()
-        assert torch.simgpu.memory_allocated(0) == 0
-
-    with simgpu.devices(1):
-        run(start_and_join)
-
-
 WAITS = {
     "event": lambda: threading.Event().wait(),
     "barrier": lambda: threading.Barrier(2).wait(),

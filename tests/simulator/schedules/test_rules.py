@@ -139,23 +139,6 @@ def test_priorities_fall_at_depth_minus_one_moments(depth, seed):
     assert changes <= depth - 1
 
 
-@pytest.mark.parametrize(
-    "seconds", [(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (2.0, 3.0, 1.0), (20.0, 30.0, 10.0)]
-)
-def test_time_outs_come_in_the_order_of_time(seconds):
-    with simgpu.schedule():
-        begun = time.monotonic()
-
-        def waits(duration):
-            def wait(note):
-                threading.Event().wait(duration)
-                note((duration, round(time.monotonic() - begun, 1)))
-
-            return wait
-
-        assert together(*map(waits, seconds)) == [(each, each) for each in sorted(seconds)]
-
-
 def test_timed_out_wait_takes_no_message_of_others():
     condition = threading.Condition()
 
@@ -186,24 +169,6 @@ def test_a_queue_that_stays_empty_times_out():
                 kind().get(block=False)
             with pytest.raises(queue.Empty):
                 kind().get_nowait()
-
-
-def test_a_thread_that_spins_at_a_lock_lets_others_go_on():
-    with simgpu.schedule():
-        lock, over = threading.Lock(), []
-
-        def spins(note):
-            while not over:
-                with lock:
-                    pass
-            note("spun")
-
-        def ends(note):
-            with lock:
-                over.append(True)
-            note("ended")
-
-        assert together(spins, ends) == ["ended", "spun"]
 
 
 def test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on():
@@ -248,16 +213,6 @@ def test_trying_a_lock_is_a_point():
         lock = threading.Lock()
         assert together(*[lambda note: note(lock.acquire(blocking=False))] * 2) == [True, False]
     assert "lock" in {choice.what for choice in schedule.trace}
-
-
-def test_a_lock_that_is_free_has_no_owner():
-    with simgpu.schedule():
-        lock = threading.RLock()
-        with lock:
-            with lock:
-                assert lock.held_by is not None
-            assert lock.held_by is not None
-        assert lock.held_by is None
 
 
 def test_kernels_and_copies_are_points(simulated):
