@@ -22,8 +22,7 @@ def test_each_row_names_a_function_an_edit_and_a_test():
     for fault in FAULTS:
         try:
             fault.arguments()
-            for edit in fault.edits:
-                edit.trees()
+            fault.edit.trees()
         except LookupError as error:
             wrong.append(f"{fault.name}: {error}")
     assert wrong == []

@@ -122,8 +122,8 @@ def test_the_planted_fault_shown_is_in_the_table():
     (block,) = (one for one in blocks(ROOT / "CONTRIBUTING.md") if one.language == "python")
     shown = eval(block.text, vars(plant))
     (row,) = (fault for fault in FAULTS if fault.name == shown.name)
-    assert (row.caught_by, row.edits[0].where) == (shown.caught_by, shown.edits[0].where)
-    sound, edited = shown.edits[0].trees()
+    assert (row.caught_by, row.edit.where) == (shown.caught_by, shown.edit.where)
+    sound, edited = shown.edit.trees()
     assert ast.dump(sound) != ast.dump(edited)
 
 

@@ -303,11 +303,6 @@ def never(which: int | str) -> Change:
     return _on_condition(which, lambda test: ast.Constant(False))
 
 
-def negate_if(which: int | str) -> Change:
-    """A condition is its opposite: that of this number, from 1, or the one with a name."""
-    return _on_condition(which, lambda test: ast.UnaryOp(ast.Not(), test))
-
-
 def drop_operand(name: str, at: int | None = None) -> Change:
     """An operand of `and` or `or` that mentions this name is left out."""
 
@@ -344,32 +339,6 @@ def drop_call(name: str, at: int | None = None) -> Change:
     return edit
 
 
-def drop_assignment(name: str, at: int | None = None) -> Change:
-    """An assignment to this attribute, or to an item of what has this name, is left out."""
-
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        found = []
-        for node in _in_order(tree, ast.Assign, ast.AugAssign, ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            target = targets[0].value if isinstance(targets[0], ast.Subscript) else targets[0]
-            is_name = target is not targets[0] and getattr(target, "id", "") == name
-            if is_name or getattr(target, "attr", "") == name:
-                found.append(node)
-        _put(tree, _pick(found, at, f"assignments to {name} in {tree.name}"), ast.Pass())
-
-    return edit
-
-
-def drop_raise(number: int = 1) -> Change:
-    """The `raise` of this number, from 1, is left out."""
-
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        found = list(_in_order(tree, ast.Raise))
-        _put(tree, _pick(found, number, f"raise in {tree.name}"), ast.Pass())
-
-    return edit
-
-
 def argument(name: str, key: int | str, value: Any, at: int | None = None) -> Change:
     """A call of this function gets another argument: `value`, or what a function makes of its own.
 
@@ -393,26 +362,6 @@ def argument(name: str, key: int | str, value: Any, at: int | None = None) -> Ch
 def _other(node: ast.expr, value: Any, objects: Objects) -> ast.expr:
     made = objects.constant(value)
     return ast.Call(made, [node], []) if callable(value) else made
-
-
-def swap_args(name: str, first: int, second: int, at: int | None = None) -> Change:
-    """A call of this function gets two of its positional arguments in each other's position."""
-
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        args = _pick(_calls(tree, name), at, f"calls of {name} in {tree.name}").args
-        args[first], args[second] = args[second], args[first]
-
-    return edit
-
-
-def result(name: str, change: Callable[[Any], Any], at: int | None = None) -> Change:
-    """What a call of this function returns is changed."""
-
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        call = _pick(_calls(tree, name), at, f"calls of {name} in {tree.name}")
-        _put(tree, call, ast.Call(objects.constant(change), [call], []))
-
-    return edit
 
 
 def call_instead(name: str, function: Callable[..., Any], at: int | None = None) -> Change:
@@ -459,16 +408,6 @@ def constant(old: Any, new: Any, at: int | None = None) -> Change:
     return edit
 
 
-def returns(number: int) -> Change:
-    """The function only returns its argument of this number, from 0; `self` counts."""
-
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        given = [*tree.args.posonlyargs, *tree.args.args]
-        tree.body = [ast.Return(ast.Name(given[number].arg, ast.Load()))]
-
-    return edit
-
-
 def instead(make: Callable[[Any], Callable[..., Any]]) -> Change:
     """Another function, which `make` makes of the one that is there, is called in its place."""
 
@@ -493,19 +432,12 @@ class Fault:
     """A mistake, and the test that has to fail while it is there."""
 
     name: str
-    edits: tuple[Edit, ...]
+    edit: Edit
     caught_by: str
     """The name of a test function, wherever its file is; "file::name" where two have the name."""
     given: tuple[tuple[str, Any], ...]
     """Arguments of the test that are not fixtures."""
     raises: type[BaseException] | tuple[type[BaseException], ...]
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for edit in self.edits:
-                stack.enter_context(edit.planted())
-            yield
 
     @property
     def test(self) -> Callable[..., None]:
@@ -538,13 +470,13 @@ def fault(
     change: Change,
     caught_by: str,
     /,
-    *more: Edit,
+    *,
     raises: type[BaseException] | None = None,
     **given: Any,
 ) -> Fault:
     """Make a row of the table; `raises` if the fault shows as another error than a failed test."""
     errors = (AssertionError, pytest.fail.Exception) if raises is None else (raises,)
-    return Fault(title, (Edit(where, change), *more), caught_by, tuple(given.items()), errors)
+    return Fault(title, Edit(where, change), caught_by, tuple(given.items()), errors)
 
 
 @functools.cache
@@ -577,13 +509,9 @@ def _test_files() -> dict[str, str]:
 def run(
     test: Callable[..., None],
     examples: int | None = None,
-    seen: list[None] | None = None,
     **arguments: Any,
 ) -> None:
-    """Run a test function; a property without shrinking, since only its verdict is wanted.
-
-    `seen` grows by one with each example of a property.
-    """
+    """Run a test function; a property without shrinking, since only its verdict is wanted."""
     handle = getattr(test, "hypothesis", None)
     if handle is None:
         if examples and "examples" in inspect.signature(test).parameters:
@@ -597,13 +525,7 @@ def run(
         max_examples=examples or settings.default.max_examples,
     )
 
-    @functools.wraps(handle.inner_test)
-    def counted(*args: Any, **kwargs: Any) -> None:
-        if seen is not None:
-            seen.append(None)
-        handle.inner_test(*args, **kwargs)
-
-    quick(given(**handle._given_kwargs)(counted))(**arguments)
+    quick(given(**handle._given_kwargs)(handle.inner_test))(**arguments)
 
 
 def devices_wanted(test: Callable[..., None]) -> int | None:

@@ -7,13 +7,11 @@ from tests.support.plant import (
     argument,
     call_instead,
     constant,
-    drop_assignment,
     drop_call,
     drop_operand,
     fault,
     instead,
     never,
-    operator_instead,
 )
 
 MEMORY = [
@@ -24,29 +22,10 @@ MEMORY = [
         "test_a_capacity_is_what_was_asked_for",
     ),
     fault(
-        "freed memory is not given back to the device",
-        "Device.collect_frees",
-        drop_assignment("freed"),
-        "test_a_capacity_is_what_was_asked_for",
-        raises=torch.OutOfMemoryError,
-    ),
-    fault(
-        "freed memory stays in the statistics",
-        "Device.collect_frees",
-        drop_call("_note"),
-        "test_bytes_are_counted_where_they_are",
-    ),
-    fault(
         "the peak is the memory in use now",
         "max_memory_allocated",
         instead(lambda stock: lambda device=None: torch.simgpu.memory_allocated(device)),
         "test_the_peak_is_the_most_there_was",
-    ),
-    fault(
-        "free blocks are not joined",
-        "CachingAllocator._make_free",
-        drop_call("_join"),
-        "test_blocks_and_segments_are_where_the_rules_put_them",
     ),
     fault(
         "empty_cache releases nothing",
@@ -82,24 +61,6 @@ MEMORY = [
         "test_overlapping_memory_is_refused_where_the_cpu_refuses_it",
         name="mul out",
     ),
-    fault(
-        "a storage that is sent to a process is copied",
-        "_move_to_shared_memory",
-        drop_call("swap_memory"),
-        "test_receiver_gets_the_same_memory",
-    ),
-    fault(
-        "pinned memory has other values",
-        "simgpu/_memory:pin_memory",
-        drop_call("copy_"),
-        "test_pinning_copies_once_and_views_are_pinned",
-    ),
-    fault(
-        "a launch that fails keeps the memory it was to use",
-        "Device.release",
-        drop_assignment("taken"),
-        "test_a_failed_launch_has_changed_nothing",
-    ),
 ]
 
 LAUNCHES = [
@@ -116,40 +77,6 @@ LAUNCHES = [
         "test_an_elementwise_kernel_names_two_devices",
         name="add",
         slot=1,
-    ),
-    fault(
-        "a device that is gone computes",
-        "simgpu/_core/launch:launch",
-        operator_instead(">=", ">"),
-        "test_tensors_that_outlive_their_device_can_only_be_copied_to_the_host",
-        name="add_",
-    ),
-    fault(
-        "copies between devices make the host wait",
-        "launch_copy",
-        drop_operand("target", at=2),
-        "test_a_record_has_stream_and_device_of_its_call",
-        name="to another device",
-    ),
-    fault(
-        "an instrument is not asked before an allocation",
-        "Device._ask",
-        drop_call("before"),
-        "test_instruments_are_asked_once_for_each_allocation",
-    ),
-    fault(
-        "a device stays lost in the next set of devices",
-        "_LostDevices.devices_changed",
-        drop_call("clear_lost"),
-        "test_a_lost_device_is_of_no_use_until_the_devices_end",
-        raises=Exception,
-    ),
-    fault(
-        "a sweep does not put parameters back",
-        "simgpu/_explore/training_state:State.restore",
-        drop_call("copy_"),
-        "test_optimizer_that_fails_midway_is_distinguished",
-        raises=Exception,
     ),
     fault(
         "cuda devices have the name of simulated ones",

@@ -44,8 +44,7 @@ def in_package():
 def test_each_synchronisation_is_left_out_by_a_fault():
     found = collections.Counter()
     for fault in WAITS:
-        (edit,) = fault.edits
-        sound, edited = map(synchronisations, edit.trees())
+        sound, edited = map(synchronisations, fault.edit.trees())
         assert sum((sound - edited).values()) == 1, fault.name
         found += sound - edited
     assert in_package() == found

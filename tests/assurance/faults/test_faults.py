@@ -28,7 +28,7 @@ def test_each_file_of_dataparallel_has_a_fault():
         for path in pathlib.Path(here).rglob("*.py")
         if any(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse(path.read_text())))
     }
-    named = {plant.found_function(edit.where)[0] for fault in FAULTS for edit in fault.edits}
+    named = {plant.found_function(fault.edit.where)[0] for fault in FAULTS}
     assert sorted(files - named) == []
 
 

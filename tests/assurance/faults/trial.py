@@ -37,7 +37,7 @@ OPTIONAL = ("compiler", "no_collector")
 def is_caught(request, fault):
     """Run the test of a fault without it and with it; raise if it does not notice."""
     run(request, fault, examples=3)
-    with clean(), fault.planted(), pytest.raises(fault.raises):
+    with clean(), fault.edit.planted(), pytest.raises(fault.raises):
         run(request, fault)
 
 
