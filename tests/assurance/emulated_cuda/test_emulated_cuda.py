@@ -1,4 +1,4 @@
-"""The tool itself: the table of expected failures, the stubs, and a process on emulated GPUs."""
+"""The tool itself: the stubs, and a process on emulated GPUs."""
 
 import ctypes
 import json
@@ -8,52 +8,8 @@ import sys
 
 import pytest
 
-from tests.assurance.emulated_cuda import build, stubs, suite
+from tests.assurance.emulated_cuda import build, stubs
 from tests.assurance.emulated_cuda.environment import MODELS, ROOT, Machine
-
-ENTRIES = [
-    suite.Entry("always", ("a.py::test_one", "a.py::test_two[x]", "b.py::test_m*")),
-    suite.Entry("sometimes", ("a.py::test_three",), may_pass=True),
-]
-
-
-def test_table_accepts_expected_outcomes_only():
-    outcomes = {
-        "a.py::test_one[y]": ("failed", ""),
-        "a.py::test_two[x]": ("failed", ""),
-        "b.py::test_many": ("failed", ""),
-        "a.py::test_three": ("passed", ""),
-        "a.py::test_four": ("skipped", "why"),
-    }
-    result = suite.compare(outcomes, ENTRIES)
-    assert result.as_expected
-    assert (result.passed, result.skipped) == (1, 1)
-    assert {reason: len(tests) for reason, tests in result.known.items()} == {"always": 3}
-
-
-@pytest.mark.parametrize(
-    ("test", "outcome"),
-    [("a.py::test_two[y]", "failed"), ("a.py::test_two[x]", "passed"), ("c.py::test_m", "failed")],
-)
-def test_table_refuses_other_outcomes(test, outcome):
-    result = suite.compare({test: (outcome, "E boom")}, ENTRIES)
-    assert not result.as_expected
-    assert test in suite.report(result)
-
-
-@pytest.mark.parametrize(
-    "text", ['tests = ["a"]', 'reason = "a"', 'reason = "a"\ntests = ["a"]\nwhy = "b"']
-)
-def test_table_raises_for_an_incomplete_entry(tmp_path, text):
-    path = tmp_path / "table.toml"
-    path.write_text(f"[[expected]]\n{text}\n")
-    with pytest.raises(ValueError, match="expected reason, tests"):
-        suite.read(path)
-
-
-def test_table_is_complete():
-    assert all(entry.reason and entry.tests for entry in suite.read())
-
 
 HEADER = """
 /* int cublasOld(int a); */

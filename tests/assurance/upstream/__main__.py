@@ -8,7 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.assurance.upstream import expected, files, processes
+from tests.assurance import expected
+from tests.assurance.upstream import files, processes
+
+TABLE = Path(__file__).with_name("expected.toml")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "--test-limit", type=float, default=120, metavar="SECONDS", help="for one test (120)"
     )
     parser.add_argument(
-        "--expected", type=Path, default=expected.FILE, metavar="FILE", help="another table"
+        "--expected", type=Path, default=TABLE, metavar="FILE", help="another table"
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write all outcomes there, with tracebacks"
@@ -62,20 +65,23 @@ def _error(text: str) -> str:
     return named[-1][:200]
 
 
-def _print(name: str, found: expected.Comparison, result: processes.FileResult) -> None:
-    known = sum(len(tests) for tests in found.known.values())
-    print(
-        f"{name}: {found.passed} passed, {known} failed as expected, {found.skipped} skipped, "
-        f"{len(found.unexpected_failures)} failed unexpectedly, "
-        f"{len(found.unexpected_passes)} passed unexpectedly"
-    )
-    for test in found.unexpected_failures:
-        print(f"  FAILED {test}\n      {_error(result.outcomes[test].text)}")
-    for test in found.unexpected_passes:
+def _print(name: str, found: expected.Comparison) -> None:
+    print(f"{name}: {found.counts()}")
+    for test, text in found.failures.items():
+        print(f"  FAILED {test}\n      {_error(text)}")
+    for test in found.passes:
         print(f"  PASSED {test}, which expected.toml expects to fail")
-    if result.broken:
-        print(f"  BROKEN {result.broken}")
+    if found.broken:
+        print(f"  BROKEN {found.broken}")
     sys.stdout.flush()
+
+
+def entries_for(
+    name: str, entries: Sequence[expected.Entry], *, ours: bool
+) -> list[expected.Entry]:
+    """The entries for a file that is run with our DataParallel, or with PyTorch's."""
+    whose = ("both", "ours" if ours else "pytorch")
+    return [entry for entry in entries if entry.file == name and entry.data_parallel in whose]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     good, report = True, {}
     for file in found_files:
         print(f"{file.name} ...", file=sys.stderr, flush=True)
+        these = entries_for(file.name, entries, ours=options.ours)
         result = processes.run(
             file,
             options.devices,
@@ -107,12 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             limit=options.limit,
             test_limit=options.test_limit,
             patterns=options.patterns,
-            left_out=expected.left_out(file.name, entries, ours=options.ours),
+            left_out=[test for entry in these if not entry.run for test in entry.tests],
         )
-        found = expected.compare(file.name, result.outcomes, entries, ours=options.ours)
-        _print(file.name, found, result)
-        good = good and found.as_expected and not result.broken
-        report[file.name] = {name: vars(outcome) for name, outcome in result.outcomes.items()}
+        found = expected.compare(result.outcomes, these)
+        found.broken = result.broken
+        _print(file.name, found)
+        good = good and found.as_expected
+        report[file.name] = {test: each._asdict() for test, each in result.outcomes.items()}
     if options.report:
         options.report.write_text(json.dumps(report, indent=1), encoding="utf-8")
     return 0 if good else 1

@@ -13,18 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.assurance.expected import Outcome
 from tests.assurance.upstream.files import ONLY_FOR, TestFile
 
 ROOT = Path(__file__).parents[3]
 RUN_ONE = Path(__file__).with_name("run_one.py")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a test: "passed", "failed" or "skipped", with a traceback or a reason."""
-
-    outcome: str
-    text: str = ""
 
 
 @dataclass

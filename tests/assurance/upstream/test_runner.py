@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.assurance.upstream import expected, processes
+from tests.assurance.upstream import processes
 from tests.assurance.upstream.files import TestFile
-from tests.assurance.upstream.processes import Outcome
 
 # As a file of PyTorch, for CUDA: its name says so.
 CUDA_FILE = """
@@ -156,39 +155,3 @@ def test_a_file_without_a_test_is_broken(tmp_path, monkeypatch, chosen):
     result = processes.run(TestFile("test_it.py", tmp_path / "test_it.py"), 1, **chosen)
     assert result.outcomes == {}
     assert bool(result.broken) == (not chosen)
-
-
-def test_a_pass_that_was_expected_to_fail_is_not_as_expected():
-    entries = [expected.Entry("test_cuda.py", "because", ("Test.test_[a-c]",))]
-    outcomes = {
-        f"Test.test_{name}": Outcome(outcome)
-        for name, outcome in zip("abcd", ("passed", "failed", "skipped", "failed"), strict=True)
-    }
-    found = expected.compare("test_cuda.py", outcomes, entries, ours=False)
-    assert (found.unexpected_passes, found.unexpected_failures) == (
-        ["Test.test_a"],
-        ["Test.test_d"],
-    )
-    assert (found.known, found.passed, found.skipped) == ({"because": ["Test.test_b"]}, 1, 1)
-    assert not found.as_expected
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        'file = "a.py"\ntests = ["T.t"]',
-        'file = "a.py"\nreason = "r"\ntests = []',
-        'file = "a.py"\nreason = "r"\ntests = ["T.t"]\nwhy = "w"',
-        'file = "a.py"\nreason = "r"\ntests = ["T.t"]\ndata_parallel = "mine"',
-        'file = "a.py"\nreason = "r"\ntests = ["T.*"]\nbut_not = ["T.t"]\nrun = false',
-    ],
-)
-def test_an_entry_that_says_too_little_or_too_much_is_refused(tmp_path, table):
-    path = tmp_path / "expected.toml"
-    path.write_text(f"[[expected]]\n{table}\n")
-    with pytest.raises(ValueError, match=r"expected\.toml"):
-        expected.read(path)
-
-
-def test_the_table_can_be_read():
-    assert all(entry.reason for entry in expected.read())

@@ -1,0 +1,70 @@
+"""The tables of expected failures: what they mean, and that those in the repository can be read."""
+
+import pytest
+
+from tests.assurance import expected
+from tests.assurance.emulated_cuda import suite
+from tests.assurance.expected import Entry, Outcome
+from tests.assurance.upstream.__main__ import TABLE
+
+ENTRIES = [
+    Entry("always", ("a.py::test_one", "a.py::test_two[x]", "b.py::test_[m-o]*")),
+    Entry("but one", ("c.py::test_*",), but_not=("c.py::test_m",)),
+    Entry("sometimes", ("a.py::test_three",), may_pass=True),
+]
+
+
+def test_expected_outcomes_are_counted_by_reason():
+    outcomes = {
+        "a.py::test_one[y]": Outcome("failed"),
+        "a.py::test_two[x]": Outcome("failed"),
+        "b.py::test_many": Outcome("failed"),
+        "c.py::test_n": Outcome("failed"),
+        "a.py::test_three": Outcome("passed"),
+        "a.py::test_four": Outcome("skipped", "why"),
+    }
+    result = expected.compare(outcomes, ENTRIES)
+    assert result.as_expected
+    assert (result.passed, result.skipped) == (1, 1)
+    assert {reason: len(tests) for reason, tests in result.known.items()} == {
+        "always": 3,
+        "but one": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome"),
+    [
+        ("a.py::test_two[y]", "failed"),
+        ("a.py::test_two[x]", "passed"),
+        ("b.py::test_paths", "failed"),
+        ("c.py::test_m", "failed"),
+    ],
+)
+def test_other_outcomes_are_reported(test, outcome):
+    result = expected.compare({test: Outcome(outcome, "E boom")}, ENTRIES)
+    assert not result.as_expected
+    assert test in suite.report(result)
+    assert result.failures == ({test: "E boom"} if outcome == "failed" else {})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        'tests = ["T.t"]',
+        'reason = "r"\ntests = []',
+        'reason = "r"\ntests = ["T.t"]\nwhy = "w"',
+        'reason = "r"\ntests = ["T.t"]\ndata_parallel = "mine"',
+        'reason = "r"\ntests = ["T.*"]\nbut_not = ["T.t"]\nrun = false',
+    ],
+)
+def test_invalid_entry_is_refused(tmp_path, table):
+    path = tmp_path / "expected.toml"
+    path.write_text(f"[[expected]]\n{table}\n")
+    with pytest.raises(ValueError, match=r"expected\.toml"):
+        expected.read(path)
+
+
+def test_the_tables_can_be_read():
+    assert expected.read(suite.FILE)
+    assert all(entry.file for entry in expected.read(TABLE))
