@@ -1,6 +1,6 @@
 """Scripts of other libraries, such as transformers, run on simulated devices as users run them.
 
-Each file is about one library, its script is in `scripts/`. Models have random weights, nothing is
+The script of each is in `scripts/`. Models have random weights, nothing is
 downloaded. A test is skipped where its library is missing or does not import:
 
     python -m pip install -c constraints.txt torch torchvision \\

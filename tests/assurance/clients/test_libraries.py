@@ -1,0 +1,187 @@
+"""Libraries whose training loops are run unedited: each learns as on one GPU, or as on the CPU."""
+
+import pytest
+import torch
+
+from tests.assurance.clients.support import needs
+
+# What the libraries' scripts import besides torch.
+IMPORTS = {
+    "geometric_graphs": ["torch_geometric"],
+    "ignite_trainer": ["ignite"],
+    "sentences": ["sentence_transformers", "datasets", "accelerate"],
+    "skorch_classifier": ["skorch", "sklearn"],
+    "transformers_trainer": ["transformers", "accelerate"],
+}
+FOUR_OR_TWO = pytest.mark.parametrize(("count", "ours"), [(4, True), (2, False)])
+
+
+@pytest.fixture(scope="module")
+def on_one_gpu(client):
+    """The report of a script on one GPU, which is run once."""
+    reports = {}
+
+    def run(name, *arguments):
+        needs(*IMPORTS[name])
+        if name not in reports:
+            reports[name] = client(name, 1, *arguments)
+        return reports[name]
+
+    return run
+
+
+def check_learned_alike(seen, single, **rounding):
+    assert seen["losses"][-1] < seen["losses"][0] / 2
+    torch.testing.assert_close(seen["losses"], single["losses"], **rounding)
+    torch.testing.assert_close(seen["weights"], single["weights"])
+
+
+def is_of(wrapper, ours):
+    return wrapper.startswith("dataparallel" if ours else "torch.nn.parallel")
+
+
+@FOUR_OR_TWO
+def test_geometric_gives_each_gpu_a_share_of_the_graphs(client, on_one_gpu, count, ours):
+    single = on_one_gpu("geometric_graphs")
+    seen = client("geometric_graphs", count, ours=ours)
+    check_learned_alike(seen, single)
+    assert is_of(seen["of"][1], ours)
+    # It shares the graphs out by their nodes, so no GPU has an equal number of them.
+    assert sum(seen["graphs"].values()) == 6 * 32
+    assert sorted(seen["graphs"]) == [f"cuda:{index}" for index in range(count)]
+    assert seen["scores_on"] == "cuda:0"
+
+
+@FOUR_OR_TWO
+def test_ignite_wraps_a_model_by_itself(client, on_one_gpu, count, ours):
+    single = on_one_gpu("ignite_trainer")
+    seen = client("ignite_trainer", count, ours=ours)
+    assert is_of(seen["wrapper"], ours)
+    assert seen["device"] == "cuda"
+    assert seen["devices"] == [f"cuda:{index}" for index in range(count)]
+    assert seen["right"] > 0.75
+    for name in ("loss", "losses", "weights"):
+        torch.testing.assert_close(seen[name], single[name])
+    assert seen["saved"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+def test_lightning_learns_on_a_gpu_as_on_the_cpu(client):
+    """It has no DataParallel since release 2."""
+    needs("lightning")
+    seen, single = (client("lightning_trainer", 1, kind) for kind in ("gpu", "cpu"))
+    check_learned_alike(seen, single)
+    assert seen["devices"] == ["cuda:0"]
+    assert single["devices"] == ["cpu"]
+    assert seen["right"] > 0.75
+    assert seen["reloaded"]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_sentence_transformers_encodes_and_learns(client, on_one_gpu, ours):
+    single = on_one_gpu("sentences", 8)
+    seen = client("sentences", 2, 4, ours=ours)
+    assert single["encoded_on"] == seen["encoded_on"] == "cuda:0"
+    assert seen["close"]
+    assert seen["nearest"]
+    assert (single["gpus"], seen["gpus"]) == (1, 2)
+    assert len(seen["rows"]) == 2
+    assert seen["losses"][-1] < seen["losses"][0] / 2
+    # The Trainer adds its losses up in float32.
+    rounding = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(seen["losses"], single["losses"], rtol=rounding, atol=0)
+
+
+@FOUR_OR_TWO
+def test_skorch_fits_copies_and_pickles_a_network(client, on_one_gpu, count, ours):
+    single = on_one_gpu("skorch_classifier")
+    seen = client("skorch_classifier", count, ours=ours)
+    assert is_of(seen["wrapper"], ours)
+    assert seen["rows"] == {f"cuda:{i}": 5 * 64 // count for i in range(count)}
+    assert seen["right"] > 0.9
+    for name in ("losses", "weights"):
+        torch.testing.assert_close(seen[name], single[name])
+    assert seen["same_after_pickling"]
+    assert seen["searched"] == 2
+    assert seen["scores_are_numbers"]
+
+
+@pytest.mark.parametrize(
+    ("model", "ours"), [("transformer", True), ("residual", True), ("residual", False)]
+)
+def test_timm_learns_on_two_gpus(client, model, ours):
+    needs("timm", "torchvision")
+    seen = client("timm_training", 2, model, ours=ours)
+    assert is_of(seen["wrapper"], ours)
+    assert seen["losses"][-1] < seen["losses"][0]
+    assert seen["close"]
+    assert 0 <= seen["top1"] <= 100
+    assert seen["averaged_on"] == "cuda:0"
+    assert seen["features"][0] == 2
+    assert len(seen["batch"]) == 2
+    assert min(seen["batch"].values()) > 20
+
+
+BATCH = 8
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("count", [2, 4])
+def test_transformers_trainer_wraps_a_model_by_itself(client, on_one_gpu, count, ours):
+    """In float64, where sums in another order come to next to nothing."""
+    single = on_one_gpu("transformers_trainer", BATCH, "float64")
+    seen = client("transformers_trainer", count, BATCH // count, "float64", ours=ours)
+    check_learned_alike(seen, single)
+    assert is_of(seen["wrapper"], ours)
+    assert seen["gpus"] == count
+    assert seen["rows"] == {f"cuda:{i}": 3 * 32 // count for i in range(count)}
+    assert seen["predictions"] == [32, 8, 20]
+    assert seen["saved_the_weights"]
+    assert seen["eval_loss"] < seen["losses"][0] / 2
+
+
+def test_transformers_trainer_learns_on_ranks(client, on_one_gpu):
+    single = on_one_gpu("transformers_trainer", BATCH, "float64")
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", 4]
+    launcher += ["--local-ranks-filter", "0"]  # whose output is read
+    seen = client("transformers_trainer", 4, BATCH // 4, "float64", launcher=launcher)
+    # The Trainer logs losses of ranks in float32.
+    check_learned_alike(seen, single, rtol=2**-22, atol=0)
+    assert seen["wrapper"] == "torch.nn.parallel.distributed"
+    assert seen["rows"] == {"cuda:0": 3 * 32 // 4}
+    assert seen["predictions"] == [32, 8, 20]
+    assert seen["saved_the_weights"]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_accelerate_spreads_a_model_by_a_device_map(client, count):
+    needs("accelerate", "transformers")
+    seen = client("accelerate_device_map", count)
+    assert seen["devices"] == [f"cuda:{index}" for index in range(count)]
+    assert set(seen["map"].values()) == {str(index) for index in range(count)}
+    # accelerate returns an output to where its input came from.
+    assert seen["logits_on"] == "cpu"
+    assert seen["close"]
+    assert all(seen["gradients"])
+    assert seen["same_words"]
+    assert seen["offloaded_to"] == [*map(str, range(count)), "cpu"]
+    assert seen["offloaded_close"]
+
+
+def test_accelerate_trains_in_half_precision(client):
+    needs("accelerate")
+    seen = client("accelerate_training", 1, "fp16", 16, "float32")
+    assert seen["device"] == "cuda"
+    assert seen["losses"][-1] < seen["losses"][0] / 2
+    assert seen["restored"]
+
+
+def test_accelerate_launch_trains_on_four_ranks_as_on_one(client):
+    needs("accelerate")
+    launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", 4]
+    single = client("accelerate_training", 1, "no", 16, "float64")
+    seen = client("accelerate_training", 4, "no", 4, "float64", launcher=launcher)
+    assert (single["ranks"], seen["ranks"]) == (1, 4)
+    assert seen["device"] == "cuda:0"
+    assert seen["wrapper"] == "torch.nn.parallel.distributed"
+    assert seen["restored"]
+    torch.testing.assert_close(seen["losses"], single["losses"])
