@@ -312,13 +312,6 @@ def test_a_pool_of_threads_that_fills_up_leaves_none_behind(simulated):
     assert report.problems == []
 
 
-def test_memory_kept_by_torch_data_parallel_is_reported(simulated):
-    step = Step("MLP", "PyTorch's", simulated[:4])
-    report = simgpu.sweep(step, "oom")
-    assert any("bytes kept" in problem for problem in report.problems)
-    assert all("kept" in problem for problem in report.problems), str(report)
-
-
 def halving(device, forgets=""):
     """Trains on two halves of its batch where the whole one finds no room, as many programs do."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)).to(device)
@@ -339,18 +332,13 @@ def halving(device, forgets=""):
     return step
 
 
-def test_a_step_that_recovers_is_compared_with_one_that_does_not_fail(simulated):
-    report = simgpu.sweep(halving(simulated[0]), "oom")
-    assert report.problems == []
-    assert any(not point.error for point in report.points)
-    assert "nothing" in str(report)
-
-
-@pytest.mark.parametrize("forgets", ["zero_grad", "a half"])
-def test_a_step_that_recovers_to_other_values_is_wrong(simulated, forgets):
+@pytest.mark.parametrize("forgets", ["", "zero_grad", "a half"])
+def test_a_step_that_recovers_is_compared_with_one_that_does_not_fail(simulated, forgets):
     report = simgpu.sweep(halving(simulated[0], forgets), "oom")
-    assert any("is off by up to" in problem for problem in report.problems), str(report)
+    assert any(not point.error for point in report.points)
+    assert bool(report.problems) == bool(forgets)
     assert all("is off by up to" in problem for problem in report.problems), str(report)
+    assert forgets or "nothing" in str(report)
 
 
 @settings(max_examples=10)
@@ -394,26 +382,6 @@ def test_a_comparison_of_the_users_judges_what_recovers(simulated):
     assert all(set(left["gradients"]) >= {"0.weight", "1.bias"} for left, _ in seen)
 
 
-def test_a_failure_after_all_changes_changes_no_parameters(simulated):
-    """What logs the loss fails, and the step is done."""
-    net = torch.nn.Linear(2, 1).to(simulated[1])
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-
-    def step():
-        optimizer.zero_grad()
-        loss = net(torch.ones(4, 2, device=simulated[1])).sum()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    for kind in ("copy", "lose"):
-        report = simgpu.sweep(step, kind)
-        assert report.points[-1].place.endswith("_local_scalar_dense from simgpu:1 to cpu") == (
-            kind == "copy"
-        )
-        assert report.problems == [], str(report)
-
-
 def test_a_new_scale_and_learning_rate_may_be_missing_after_an_error(simulated):
     """The parameters are those of a step that is done; a step that goes on has to set both."""
     raises, recovers = (
@@ -453,13 +421,6 @@ def test_the_first_step_of_each_model_fails_too(simulated):
     assert ["next step fails" in problem for problem in spoilt.problems] == [True]
 
 
-@pytest.mark.parametrize("kind", ["oom", "launch"])
-def test_first_steps_of_data_parallel_survive_failures(simulated, kind):
-    make = lambda: Step("MLP", "ours", simulated[:2])  # noqa: E731
-    report = simgpu.sweep(make, kind, fresh=True, at=[2, 9, 20])
-    assert report.problems == [], str(report)
-
-
 def test_a_first_step_has_to_be_returned(simulated):
     with pytest.raises(TypeError, match="return the step, got None"):
         simgpu.sweep(lambda: None, fresh=True)
@@ -473,29 +434,6 @@ def test_optimizer_that_fails_midway_is_distinguished(simulated):
     assert [point.in_optimizer for point in points] == sorted(p.in_optimizer for p in points)
     assert points[-1].in_optimizer
     assert not points[0].in_optimizer
-
-
-@settings(max_examples=10)
-@given(count=st.integers(1, 3), kind=st.sampled_from(KINDS), wrapped=st.integers(1, 3))
-def test_an_optimizer_is_seen_where_its_failure_is_the_cause_of_another(count, kind, wrapped):
-    """However often: parameters that it had updated by then are no problem."""
-    with simgpu.devices(1) as devices:
-        net = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(count))).to(devices[0])
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
-        net(torch.ones(2, 2, device=devices[0])).sum().backward()
-
-        def update(wraps):
-            if not wraps:
-                return optimizer.step()
-            try:
-                return update(wraps - 1)
-            except RuntimeError as error:
-                raise RuntimeError("wrapped") from error
-
-        report = simgpu.sweep(lambda: update(wrapped), kind, state=[net, optimizer])
-    assert all(point.in_optimizer for point in report.points), str(report)
-    assert report.problems == []
-    assert len(report.points) >= (kind in ("launch", "lose"))
 
 
 def test_buffers_that_were_updated_before_are_named(simulated):

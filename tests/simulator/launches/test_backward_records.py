@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._core import hooks
 from simgpu._core.hooks import Instrument
+from tests.support.instruments import added
 
 
 class Order(Instrument):
@@ -64,12 +64,8 @@ def test_each_kernel_comes_after_the_one_that_made_its_gradient(simulated, numbe
             y = y.exp()
     gradient = torch.ones_like(y)
     order = Order()
-    hooks.add(order)
-    try:
-        with torch.simgpu.stream(streams[caller]):
-            y.backward(gradient)
-    finally:
-        hooks.remove(order)
+    with added(order), torch.simgpu.stream(streams[caller]):
+        y.backward(gradient)
     kernels = [kernel for kernel in order.kernels if kernel[0] == "mul.Tensor"]
     assert [key for _, key, _ in kernels] == [
         (device.index, streams[number].stream_id) for number in reversed(numbers)
@@ -93,11 +89,8 @@ def test_memory_of_a_gradient_records_the_stream_of_its_reader(simulated, number
             y = y.exp()
             y.register_hook(lambda gradient: expected.append(gradient.data_ptr()))
     order = Order()
-    hooks.add(order)
-    try:
+    with added(order):
         y.sum().backward()
-    finally:
-        hooks.remove(order)
     readers = [streams[number] for number in reversed(numbers)]
     writers = [streams[0], *readers[:-1]]
     assert order.used == [

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import dataparallel
 import simgpu
-from simgpu._core import hooks
 from simgpu._core.hooks import Instrument
 from tests.support import strategies
+from tests.support.instruments import added
 from tests.support.observe import values
 
 HOST = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_a_record_has_stream_and_device_of_its_call(simulated, name, data):
     with contextlib.ExitStack() as stack:
         entered(stack, map(torch.simgpu.Stream, with_own_streams))
         reported = Listener()
-        with reported, simgpu.trace() as trace:
+        with added(reported), simgpu.trace() as trace:
             call(x, y)
         queue = places[target if source == "host" else source]
         stream = torch.simgpu.current_stream(queue).stream_id
@@ -97,7 +97,7 @@ def test_a_tensor_that_is_made_on_the_host_is_no_work_of_a_device(simulated, dat
     x = torch.ones(3, dtype=of, device=data.draw(st.sampled_from(simulated)))
     size = ((2,),) if make is torch.Tensor.new_ones else ()
     reported = Listener()
-    with reported, simgpu.trace() as trace:
+    with added(reported), simgpu.trace() as trace:
         made = make(x, *size, device="cpu")
     assert (made.device, made.dtype) == (HOST, of)
     assert trace == []
@@ -109,12 +109,6 @@ class Listener(Instrument):
 
     def __init__(self):
         self.seen = []
-
-    def __enter__(self):
-        hooks.add(self)
-
-    def __exit__(self, *_):
-        hooks.remove(self)
 
     def after_launch(self, launch, record):
         if record.kind == "copy":
@@ -139,7 +133,7 @@ def test_chunks_of_the_host_are_awaited_where_they_are_used(simulated, case, dat
     reported = Listener()
     with contextlib.ExitStack() as stack:
         entered(stack, map(torch.simgpu.Stream, with_own_streams))
-        with reported:
+        with added(reported):
             chunks = dataparallel.scatter(x, targets)
         mine = {target: torch.simgpu.current_stream(target).stream_id for target in targets}
     for chunk in chunks:
@@ -164,7 +158,7 @@ def test_chunks_and_outputs_of_devices_go_by_current_streams(simulated, case, da
     with contextlib.ExitStack() as stack:
         entered(stack, map(torch.simgpu.Stream, data.draw(strategies.device_lists(targets))))
         streams = {target: torch.simgpu.current_stream(target).stream_id for target in targets}
-        with reported, simgpu.trace() as trace:
+        with added(reported), simgpu.trace() as trace:
             dataparallel.gather(dataparallel.scatter(x, targets), targets[-1])
     assert {record.stream == streams[record.device] for record in trace} <= {True}
     assert {event[0] for event in reported.seen} <= {"copy"}

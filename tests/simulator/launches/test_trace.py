@@ -14,24 +14,6 @@ from tests.support.chunk_rule import chunk_sizes
 from tests.support.observe import ExactNet, values
 
 
-@given(data=st.data(), shape=st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple))
-def test_a_copy_is_seen_with_its_bytes(simulated, data, shape):
-    """Once, from where to where, whichever way it goes."""
-    places = [torch.device("cpu"), *simulated]
-    source, target = data.draw(
-        st.lists(st.sampled_from(places), min_size=2, max_size=2, unique=True)
-    )
-    dtype = data.draw(strategies.dtypes())
-    x = values(shape, dtype).to(source)
-    with simgpu.trace() as trace:
-        x.to(target)
-    (copy,) = trace.copies
-    assert (copy.source, copy.target) == (source, target)
-    assert copy.nbytes == x.numel() * x.element_size()
-    assert trace.bytes_copied(source, target) == copy.nbytes
-    assert trace.bytes_copied(target, source) == 0
-
-
 @given(data=st.data())
 def test_kernels_come_in_order(simulated, data):
     path = data.draw(st.lists(st.sampled_from(simulated), min_size=1, max_size=6))
@@ -71,21 +53,6 @@ def test_every_thread_is_seen_by_name(simulated):
             worker.start()
             worker.join()
     assert [record.thread for record in trace] == ["worker 0", "worker 1", "worker 2"]
-
-
-@given(case=strategies.step_cases(min_batch=1))
-def test_scatter_moves_every_row_once(simulated, case):
-    """From the first device, every chunk but the first crosses over, and nothing else does."""
-    targets = [simulated[slot] for slot in case.slots]
-    x = values(case.shape, "float32").to(targets[0])
-    with simgpu.trace() as trace:
-        dataparallel.scatter(x, targets)
-    sizes = chunk_sizes(case.shape[0], len(targets))
-    assert sorted((r.target.index, r.nbytes) for r in trace.copies) == sorted(
-        (target.index, size * case.shape[1] * 4)
-        for target, size in zip(targets[1:], sizes[1:], strict=False)
-    )
-    assert {record.source for record in trace.copies} <= {targets[0]}
 
 
 @given(case=strategies.step_cases(min_batch=8))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import simgpu
+from simgpu._core import world
 
 BLOCK = 512
 COUNT = 2
@@ -26,6 +27,14 @@ dtypes = st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16
 
 def blocks(nbytes):
     return -(-nbytes // BLOCK) * BLOCK
+
+
+def flattened(nested, path=()):
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            yield from flattened(value, (*path, name))
+        else:
+            yield ".".join((*path, name)), value
 
 
 def storages(tensors, device):
@@ -46,6 +55,7 @@ class Ledger(RuleBasedStateMachine):
         torch.simgpu.init()  # before which there are no statistics
         self.held = []
         self.peaks = [0] * COUNT
+        self.at_reset = [(0, 0)] * COUNT  # bytes and tensors where the flow was reset
 
     def teardown(self):
         self.held.clear()
@@ -182,6 +192,14 @@ class Ledger(RuleBasedStateMachine):
         self.peaks[slot] = torch.simgpu.memory_allocated(slot)
         assert torch.simgpu.max_memory_allocated(slot) == self.peaks[slot]
 
+    @rule(slot=slots)
+    def reset_the_flow(self, slot):
+        torch.simgpu.reset_accumulated_memory_stats(slot)
+        stats = torch.simgpu.memory_stats(slot)
+        self.at_reset[slot] = stats["allocated_bytes.all.current"], stats["allocation.all.current"]
+        assert stats["allocated_bytes.all.allocated"] == stats["allocated_bytes.all.freed"] == 0
+        assert stats["num_ooms"] == stats["num_device_alloc"] == stats["num_alloc_retries"] == 0
+
     @invariant()
     def the_ledger_is_the_sum_of_live_storages(self):
         for device in self.devices:
@@ -201,11 +219,15 @@ class Ledger(RuleBasedStateMachine):
             assert stats["allocated_bytes.all.current"] == allocated
             assert stats["allocated_bytes.all.peak"] == torch.simgpu.max_memory_allocated(device)
             flow = stats["allocated_bytes.all.allocated"] - stats["allocated_bytes.all.freed"]
-            assert flow == allocated
+            assert flow == allocated - self.at_reset[slot][0]
             count = len([s for s in storages(self.held, device) if s.nbytes()])
             assert count == stats["allocation.all.current"]
             flow = stats["allocation.all.allocated"] - stats["allocation.all.freed"]
-            assert flow == stats["allocation.all.current"]
+            assert flow == count - self.at_reset[slot][1]
+            assert stats["num_ooms"] <= stats["num_alloc_retries"] == stats["num_sync_all_streams"]
+            assert world.device(slot).peak == torch.simgpu.max_memory_allocated(device)
+            nested = torch.simgpu.memory_stats_as_nested_dict(device)
+            assert dict(flattened(nested)) == stats
             assert allocated % BLOCK == 0
 
 
@@ -255,6 +277,14 @@ def test_a_training_step_that_does_not_fit_leaves_nothing(no_collector, slot, st
             net(torch.ones(10, 64, device=devices[slot])).square().sum().backward()
             net.zero_grad()
         assert torch.simgpu.memory_allocated(slot) == start
+
+
+@pytest.mark.parametrize("memory", [0, "0B", [0, 0]])
+def test_a_device_may_have_no_memory_at_all(memory):
+    with simgpu.devices(2, memory=memory) as devices:
+        assert torch.empty(0, device=devices[1]).device == devices[1]
+        with pytest.raises(torch.OutOfMemoryError, match="capacity of 0 bytes"):
+            torch.empty(1, device=devices[1])
 
 
 @pytest.mark.parametrize("memory", [1.5, b"1MiB", object(), [1.5, 2], True])

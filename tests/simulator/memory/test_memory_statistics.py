@@ -9,87 +9,8 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._config.options import DeviceOptions, capacities
-from simgpu._core import world
 
 CAPACITY = 8 * 512
-
-steps = st.lists(
-    st.sampled_from(
-        ("take", "take 3", "free", "free", "too much", "copy too much", "reset flow", "reset peak")
-    ),
-    min_size=4,
-    max_size=30,
-)
-
-
-def flattened(nested, path=()):
-    for name, value in nested.items():
-        if isinstance(value, dict):
-            yield from flattened(value, (*path, name))
-        else:
-            yield ".".join((*path, name)), value
-
-
-@given(steps=steps, limit=st.integers(1, 8))
-def test_the_statistics_are_those_of_the_history(steps, limit):
-    with simgpu.devices(2, memory=CAPACITY) as devices:
-        torch.simgpu.set_per_process_memory_fraction(limit / 8, devices[1])
-        held, sizes = [], []
-        taken = freed = count_in = count_out = ooms = peak = most = 0
-        segments, before = [0, 0], [0, 0]  # asked of the device, and given back; one at most is
-        for step in steps:
-            size = {"take": 1, "take 3": 3, "too much": 9, "copy too much": 9}.get(step, 0)
-            if size and sum(sizes) + size <= limit:
-                held.append(torch.empty(512 * size, dtype=torch.uint8, device=devices[1]))
-                sizes.append(size)
-                taken, count_in = taken + size, count_in + 1
-                segments[0] = segments[1] + 1
-            elif size:
-                start = "cpu" if step == "copy too much" else devices[1]
-                # A whole segment would be larger than the device: it is all that is allowed.
-                free = CAPACITY - (limit * 512 if sizes else 0)
-                text = f"{free / 1024:.2f} KiB" if free > 1024 else f"{free} bytes"
-                if not sizes:
-                    segments[1] = segments[0]  # the cache is given back before an error
-                with pytest.raises(torch.OutOfMemoryError, match=f"4.00 KiB of which {text} is"):
-                    torch.empty(512 * size, dtype=torch.uint8, device=start).to(devices[1])
-                ooms += 1
-            elif step == "free" and held:
-                held.pop()
-                freed += sizes.pop()
-                count_out += 1
-            elif step == "reset flow":
-                torch.simgpu.reset_accumulated_memory_stats(devices[1])
-                taken = freed = count_in = count_out = ooms = 0
-                before = [*segments]
-            elif step == "reset peak":
-                torch.simgpu.reset_peak_memory_stats(devices[1])
-                peak, most = 0, 0
-            peak, most = max(peak, sum(sizes)), max(most, len(sizes))
-        stats = torch.simgpu.memory_stats(devices[1])
-        now = sum(sizes)
-        kinds = ("current", "peak", "allocated", "freed")
-        for name, numbers in {
-            "allocated_bytes": [512 * number for number in (now, peak, taken, freed)],
-            "allocation": [len(sizes), most, count_in, count_out],
-        }.items():
-            for kind, number in zip(kinds, numbers, strict=True):
-                for pool in ("all", "small_pool"):
-                    assert stats[f"{name}.{pool}.{kind}"] == number, (name, kind)
-                assert stats[f"{name}.large_pool.{kind}"] == 0
-        assert world.device(1).peak == 512 * peak  # which profiles tell
-        assert stats["num_ooms"] == stats["num_alloc_retries"] == ooms
-        assert stats["num_sync_all_streams"] == ooms
-        counted = [now - then for now, then in zip(segments, before, strict=True)]
-        assert [stats["num_device_alloc"], stats["num_device_free"]] == counted
-        is_reserved = segments[0] > segments[1]
-        assert stats["reserved_bytes.all.current"] == (512 * limit if is_reserved else 0)
-        free = CAPACITY - 512 * limit * is_reserved
-        assert torch.simgpu.mem_get_info(devices[1]) == (free, CAPACITY)
-        assert torch.simgpu.get_per_process_memory_fraction(devices[1]) == limit / 8
-        nested = torch.simgpu.memory_stats_as_nested_dict(devices[1])
-        assert dict(flattened(nested)) == stats
-        assert torch.simgpu.memory_stats(devices[0])["num_ooms"] == 0
 
 
 @given(times=st.integers(0, 4))
@@ -166,14 +87,6 @@ def test_room_is_asked_for_before_many_numbers_are_copied(name, n, fits, there):
             with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
                 copy(x, device)
         assert list(trace) == []
-
-
-@pytest.mark.parametrize("memory", [0, "0B", [0, 0]])
-def test_a_device_may_have_no_memory_at_all(memory):
-    with simgpu.devices(2, memory=memory) as devices:
-        assert torch.empty(0, device=devices[1]).device == devices[1]
-        with pytest.raises(torch.OutOfMemoryError, match="capacity of 0 bytes"):
-            torch.empty(1, device=devices[1])
 
 
 def test_a_statistic_counts_dead_tensors_out(simulated):

@@ -125,14 +125,6 @@ def test_parameters_gradients_and_lazy_bits_are_kept(simulated):
     assert send(z.conj().imag).tolist() == [-2.0]
 
 
-def test_a_graph_goes_on_with_what_was_sent(simulated):
-    weight = made(simulated[1]).requires_grad_()
-    loss = (weight * weight).sum()
-    received = send(weight.detach())
-    loss.backward()
-    assert weight.grad.tolist() == (2 * received).tolist()
-
-
 def test_a_module_shares_its_memory_by_being_sent(simulated):
     """`share_memory` has nothing to do on a device, as on CUDA."""
     layer = torch.nn.Linear(2, 2).to(simulated[1])

@@ -33,27 +33,19 @@ def observe(xs, buffers, switches, per_row, symmetric, device):
     calls=st.integers(1, 3),
     switches=st.tuples(st.booleans(), st.booleans()),
     symmetric=st.booleans(),
-    empty=st.booleans(),
+    ranges=st.sampled_from(["one", "one for each channel", "made by the first call"]),
 )
-def test_channels_are_observed_as_on_the_cpu(
-    simulated, slot, shape, calls, switches, symmetric, empty
+def test_ranges_are_observed_as_on_the_cpu(
+    simulated, slot, shape, calls, switches, symmetric, ranges
 ):
     """Also where the buffers are empty and the first call makes one number for each channel."""
     xs = [values(tuple(shape), "float32", seed) for seed in range(calls)]
-    if empty:
+    per_row = ranges != "one"
+    size = {"one": 1, "one for each channel": shape[0]}.get(ranges, 0)
+    if not size:
         switches = (True, True)  # what no switch writes is uninitialized
     found, expected = (
-        observe(xs, buffers_of(0 if empty else shape[0]), switches, True, symmetric, device)
-        for device in (place(slot, simulated), "cpu")
-    )
-    assert found == expected
-
-
-@given(slot=st.integers(0, 7), calls=st.integers(1, 3), symmetric=st.booleans())
-def test_one_range_is_observed_as_on_the_cpu(simulated, slot, calls, symmetric):
-    xs = [values((3, 4), "float32", seed) for seed in range(calls)]
-    found, expected = (
-        observe(xs, buffers_of(1), (True, True), False, symmetric, device)
+        observe(xs, buffers_of(size), switches, per_row, symmetric, device)
         for device in (place(slot, simulated), "cpu")
     )
     assert found == expected

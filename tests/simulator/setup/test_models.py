@@ -6,14 +6,12 @@ is pinned here: residents per GPU decide which random numbers a GPU makes.
 
 import os
 import re
-import warnings
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dataparallel
 import simgpu
 from simgpu._config.gpus import GENERIC, find, models, models_of
 from simgpu._core import world
@@ -234,37 +232,6 @@ def test_every_row_says_where_its_numbers_are_from():
         assert {"tf32", "bf16"} & set(model.peak_flops) <= set(
             () if model.compute_capability < (8, 0) else ("tf32", "bf16")
         )
-
-
-@pytest.mark.parametrize("library", [torch.nn.DataParallel, dataparallel.DataParallel])
-@pytest.mark.parametrize(
-    ("names", "warns"),
-    [
-        (("RTX 4080 SUPER", "T4"), True),  # half of the multiprocessors
-        (("A100", "A100 80GB"), True),  # half of the memory
-        (("H100 SXM", "H200"), True),
-        (("A10G", "RTX 4080 SUPER"), True),
-        (("A100", "A100"), False),
-        (("RTX 3090", "RTX 4090"), True),
-        (("L4", "A10G"), True),
-        (("RTX A6000", "L40S"), True),
-        (("RTX 2070 SUPER", "RTX 2070 SUPER"), False),
-    ],
-)
-def test_data_parallel_warns_of_unlike_gpus(library, names, warns):
-    least = min(
-        min(values) / max(values)
-        for values in zip(
-            *((MODELS[n].total_memory, MODELS[n].multi_processor_count) for n in names),
-            strict=True,
-        )
-    )
-    assert (least < 0.75) == warns
-    with simgpu.as_cuda(2, model=names), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        library(torch.nn.Linear(2, 2).cuda())
-    said = [str(one.message) for one in caught if "imbalance between your GPUs" in str(one.message)]
-    assert len(said) == warns
 
 
 @pytest.mark.full

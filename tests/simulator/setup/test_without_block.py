@@ -62,16 +62,6 @@ def test_only_the_missing_device_is_reported(count, there):
             assert raised.value.__context__ is None
 
 
-def test_devices_begin_anew_every_time():
-    for _ in range(2):
-        simgpu.enable(2)
-        assert torch.simgpu.memory_allocated(1) == torch.simgpu.current_device() == 0
-        kept = torch.ones(4, device="simgpu:1")
-        torch.simgpu.set_device(1)
-        simgpu.disable()
-        del kept
-
-
 def test_enable_and_disable_say_what_to_do_where_they_do_not_fit():
     with pytest.raises(DeviceBlockError, match=r"nothing to end.* simgpu\.enable\(n\)"):
         simgpu.disable()

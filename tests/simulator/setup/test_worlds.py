@@ -227,3 +227,12 @@ def test_a_profile_needs_no_device(within):
     with torch.profiler.profile() as later:
         torch.ones(2).add(1)
     assert "aten::add" in {event.key for event in later.key_averages()}
+
+
+def test_without_devices_there_is_no_pinned_memory():
+    with simgpu.devices(1):
+        kept = torch.ones(2, pin_memory=True)
+    with pytest.raises(RuntimeError):
+        torch.ones(2, pin_memory=True)
+    assert plain(kept) == [1, 1]
+    assert not kept.is_pinned()

@@ -46,28 +46,45 @@ def options_of(topology="pcie", model="A100", **given):
     return argparse.Namespace(**{**own, **given}, own=["--force"], program=program)
 
 
-def test_estimate_is_written_to_its_file_and_not_printed(simulated, tmp_path, capsys):
-    clock = ClockUntilExit(options_of(estimate_to=tmp_path / "estimate"), {}, None)
-    assert clock.start() is None
-    torch.ones(2**20, device=simulated[0]).neg_()
-    atexit.unregister(clock._end)
-    clock._end()
+def printed_at_exit(options, run=None, environment=(), stdin=None, now=None):
+    """What a command prints where its program ends: `run` takes the place of `subprocess.run`."""
+    said = io.StringIO()
+
+    def spied(command, **how):
+        return run(command, said.getvalue(), **how)
+
+    clock = ClockUntilExit(options, dict(environment), stdin)
+    with contextlib.ExitStack() as replaced:
+        replaced.enter_context(mock.patch.object(subprocess, "run", run and spied))
+        if now is not None:
+            replaced.enter_context(mock.patch.object(estimates, "_now", now))
+        replaced.enter_context(contextlib.redirect_stderr(said))
+        assert clock.start() is None
+        torch.ones(2**20, device="simgpu:0").neg_()
+        atexit.unregister(clock._end)
+        clock._end()
+    return said.getvalue()
+
+
+def failed(command):
+    return subprocess.CompletedProcess(command, 1, stderr=b"first\nno such thing\n")
+
+
+def test_estimate_is_written_to_its_file_and_not_printed(simulated, tmp_path):
+    assert printed_at_exit(options_of(estimate_to=tmp_path / "estimate")) == ""
     estimate = json.loads((tmp_path / "estimate").read_text())
     assert 2 * 2**22 / 1555e9 < estimate["seconds"] < 2e-3
     assert estimate["step"] is None
-    assert capsys.readouterr().err == ""
 
 
-def test_the_program_runs_again_with_other_numbers_of_devices(
-    simulated, tmp_path, monkeypatch, capsys
-):
+def test_the_program_runs_again_with_other_numbers_of_devices(simulated):
     commands = []
 
-    def run(command, **options):
+    def run(command, _, **options):
         count, file = command[6], command[8]
         commands.append(command)
         if count == "4":
-            return subprocess.CompletedProcess(command, 1, stderr=b"first\nno such thing\n")
+            return failed(command)
         with open(file, "w") as report:
             json.dump({"seconds": 8.0 / int(count), "step": None}, report)
         assert options["cwd"] == os.getcwd()
@@ -75,16 +92,8 @@ def test_the_program_runs_again_with_other_numbers_of_devices(
         assert options["input"] == b"read before"
         return subprocess.CompletedProcess(command, 0, stderr=b"")
 
-    monkeypatch.setattr(subprocess, "run", run)
-    clock = ClockUntilExit(options_of("nvlink"), {}, b"read before")
-    try:
-        assert clock.start() is None
-        (simulated[0], simulated[1])
-    finally:
-        atexit.unregister(clock._end)
-        clock._end()
+    printed = printed_at_exit(options_of("nvlink"), run, stdin=b"read before")
     assert [command[6] for command in commands] == ["1", "2", "4"]
-    printed = capsys.readouterr().err
     assert printed.startswith("estimate for 8 x A100, nvlink")
     assert re.search(r"with 1, 2, 4 devices, .*: about 1 s \(Ctrl-C ends it, --no-table", printed)
     ran = re.findall(r"^  (\d device)s?: ran for 0 s$", printed, re.M)
@@ -122,36 +131,22 @@ def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
-def test_the_table_can_be_left_out(simulated, monkeypatch, capsys, environment):
-    monkeypatch.setattr(subprocess, "run", None)
-    clock = ClockUntilExit(options_of(table=False), environment, None)
-    assert clock.start() is None
-    atexit.unregister(clock._end)
-    clock._end()
-    printed = capsys.readouterr().err
+def test_the_table_can_be_left_out(simulated, environment):
+    printed = printed_at_exit(options_of(table=False), environment=environment)
     assert "estimate for 8 x A100" in printed
     assert "again" not in printed
 
 
 @given(seconds=st.integers(0, 300), count=st.sampled_from([1, 3, 8]))
 def test_the_time_of_the_table_is_said_before(seconds, count):
-    said, runs = io.StringIO(), []
+    runs = []
 
-    def run(command, **_):
-        runs.append(said.getvalue())
-        return subprocess.CompletedProcess(command, 1, stderr=b"")
+    def run(command, said, **_):
+        runs.append(said)
+        return failed(command)
 
-    times = iter([0, *[seconds] * 20])
-    with (
-        simgpu.devices(count),
-        mock.patch.object(subprocess, "run", run),
-        mock.patch.object(estimates, "_now", times.__next__),
-        contextlib.redirect_stderr(said),
-    ):
-        clock = ClockUntilExit(options_of(), {}, None)
-        assert clock.start() is None
-        atexit.unregister(clock._end)
-        clock._end()
+    with simgpu.devices(count):
+        printed_at_exit(options_of(), run, now=iter([0, *[seconds] * 20]).__next__)
     assert len(runs) == (4 if count == 3 else 3)
     assert f"about {max(1, seconds * len(runs))} s (" in runs[0]
 
@@ -176,48 +171,38 @@ ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
 )
 
 
-@given(
-    reported=st.tuples(ALONE, st.just(True)) | st.tuples(ONE_OF_SEVERAL, st.just(False)),
-)
+@given(reported=st.tuples(ALONE, st.just(True)) | st.tuples(ONE_OF_SEVERAL, st.just(False)))
 def test_only_a_single_process_is_run_again(reported):
     environment, single = reported
-    said, commands = io.StringIO(), []
+    commands = []
 
-    def run(command, **_):
-        assert "running it again with 1, 4, 8 devices" in said.getvalue()
+    def run(command, said, **_):
+        assert "running it again with 1, 4, 8 devices" in said
         commands.append(command)
         assert command[6] != "N"
-        return subprocess.CompletedProcess(command, 1, stderr=b"")
+        return failed(command)
 
-    clock = ClockUntilExit(options_of(), environment, None)
-    in_place = mock.patch.object(subprocess, "run", run), contextlib.redirect_stderr(said)
-    with simgpu.devices(2), in_place[0], in_place[1]:
-        assert clock.start() is None
-        atexit.unregister(clock._end)
-        clock._end()
+    with simgpu.devices(2):
+        printed = printed_at_exit(options_of(), run, environment)
     assert len(commands) == (3 if single else 0)
     whose = "" if single else f"rank {environment['RANK']} of {environment['WORLD_SIZE']}\n"
-    assert said.getvalue().startswith(f"{whose}estimate for 2 x A100")
-    assert ("not run again" in said.getvalue()) == (not single)
+    assert printed.startswith(f"{whose}estimate for 2 x A100")
+    assert ("not run again" in printed) == (not single)
 
 
 @given(until=st.integers(0, 4))
 def test_ctrl_c_ends_the_further_runs_and_keeps_the_table(until):
-    said, commands = io.StringIO(), []
+    commands = []
 
-    def run(command, **_):
+    def run(command, *_, **__):
         commands.append(command)
         if len(commands) > until:
             raise KeyboardInterrupt
-        return subprocess.CompletedProcess(command, 1, stderr=b"no such thing")
+        return failed(command)
 
-    clock = ClockUntilExit(options_of(), {}, None)
-    in_place = mock.patch.object(subprocess, "run", run), contextlib.redirect_stderr(said)
-    with simgpu.devices(8), in_place[0], in_place[1]:
-        assert clock.start() is None
-        atexit.unregister(clock._end)
-        clock._end()
-    rows = [line.split()[-1] for line in said.getvalue().splitlines()[-4:-1]]
+    with simgpu.devices(8):
+        printed = printed_at_exit(options_of(), run)
+    rows = [line.split()[-1] for line in printed.splitlines()[-4:-1]]
     assert rows == (["thing"] * until + ["interrupted"] * 3)[:3]
     assert len(commands) == min(until + 1, 3)
 

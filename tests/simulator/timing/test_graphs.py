@@ -142,25 +142,3 @@ def test_a_graph_copies_from_pinned_memory_and_waits_for_the_link(cuda):
         torch.cuda.synchronize()
     kernel = GAP + 2 * size / BYTES_PER_SECOND
     assert estimate.now == now + COST + copy + copy + kernel
-
-
-# PyTorch warms up on one stream and captures on another, and warns of that, as on CUDA.
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
-@few
-@given(layers=st.integers(1, 4), calls=st.integers(1, 3))
-def test_graphed_callables_take_one_launch_however_many_kernels_they_have(cuda, layers, calls):
-    """And one for the copy of what they are called with."""
-    module = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers))).cuda()
-    with simgpu.clock("A100", links(), host_cost=COST, launch_gap=GAP) as estimate:
-        sample = torch.zeros(2, 4, device="cuda", requires_grad=True)
-        graphed = torch.cuda.make_graphed_callables(module, (sample,))
-        x = torch.ones(2, 4, device="cuda", requires_grad=True)
-        for _ in range(calls):
-            torch.cuda.synchronize()
-            before = estimate.now
-            result = graphed(x)
-            assert estimate.now == before + 2 * COST
-            torch.cuda.synchronize()
-            assert estimate.now >= before + 2 * COST + layers * GAP
-            result.sum().backward()
-        assert torch.equal(result, module(x))
