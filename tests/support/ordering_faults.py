@@ -9,14 +9,7 @@ import torch
 import dataparallel
 import simgpu
 from tests.support.plant import Edit, call_instead, constant, instead
-
-
-def in_threads(*functions):
-    threads = [threading.Thread(target=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+from tests.support.threads import in_threads
 
 
 def lost_update(devices):

@@ -1,4 +1,4 @@
-"""Call a function in a thread of its own, or in as many threads as there are ranks."""
+"""Call functions in threads: one, several at once, or one for each rank."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 def in_thread(function, *args):
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *args).result()
+
+
+def in_threads(*functions):
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def together(count, function):

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
+from tests.support.calls import per_device
+
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 
 STATS = {"training": True, "momentum": 0.5, "eps": 1e-5}
 
 
-def batch_norm(sizes, x=(2, 3)):
-    def call(device):
-        stats = [torch.ones(size, device=device) for size in sizes]
-        x_ = torch.ones(x, device=device)
-        return torch._native_batch_norm_legit(x_, None, None, *stats, **STATS)
-
-    return call
+@per_device
+def batch_norm(device, sizes, x=(2, 3)):
+    stats = [torch.ones(size, device=device) for size in sizes]
+    x_ = torch.ones(x, device=device)
+    return torch._native_batch_norm_legit(x_, None, None, *stats, **STATS)
 
 
 def batch_norm_backward(device):
@@ -25,90 +25,74 @@ def batch_norm_backward(device):
     )
 
 
-def segments(**options):
-    def call(device):
-        options_ = {name: torch.tensor(value, device=device) for name, value in options.items()}
-        return torch.segment_reduce(torch.ones(4, device=device), "sum", **options_, unsafe=True)
-
-    return call
+@per_device
+def segments(device, **options):
+    options_ = {name: torch.tensor(value, device=device) for name, value in options.items()}
+    return torch.segment_reduce(torch.ones(4, device=device), "sum", **options_, unsafe=True)
 
 
-def solve(function, *pivots):
-    def call(device):
-        pivots_ = torch.tensor(pivots, dtype=torch.int32, device=device)
-        matrix = torch.eye(3, device=device) + 0.5
-        return function(matrix, pivots_, torch.ones(3, 1, device=device))
-
-    return call
+@per_device
+def solve(device, function, *pivots):
+    pivots_ = torch.tensor(pivots, dtype=torch.int32, device=device)
+    matrix = torch.eye(3, device=device) + 0.5
+    return function(matrix, pivots_, torch.ones(3, 1, device=device))
 
 
-def unpack(*pivots):
-    def call(device):
-        pivots_ = torch.tensor(pivots, dtype=torch.int32, device=device)
-        return torch.lu_unpack(torch.eye(3, device=device), pivots_)
-
-    return call
+@per_device
+def unpack(device, *pivots):
+    pivots_ = torch.tensor(pivots, dtype=torch.int32, device=device)
+    return torch.lu_unpack(torch.eye(3, device=device), pivots_)
 
 
-def solve_with_numbers(dtype):
+@per_device
+def solve_with_numbers(device, dtype):
     """With pivots that no factorization has."""
-
-    def call(device):
-        matrix, pivots = (torch.eye(3, device=device), torch.zeros(3, dtype=dtype, device=device))
-        return torch.linalg.lu_solve(matrix, pivots, matrix)
-
-    return call
+    matrix, pivots = (torch.eye(3, device=device), torch.zeros(3, dtype=dtype, device=device))
+    return torch.linalg.lu_solve(matrix, pivots, matrix)
 
 
 def sparse_broadcast(device):
     return torch._sparse_broadcast_to(torch.eye(1, device=device).to_sparse(), [0, 1])
 
 
-def attention(query, key, value, grad=None):
-    def call(device):
-        tensors = [torch.ones(shape, device=device) for shape in (query, key, value)]
-        if grad is None:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors)
-        out, logsumexp = torch.ones(query, device=device), torch.ones(query[:3], device=device)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            torch.ones(grad, device=device), *tensors, out, logsumexp, 0.0, False
-        )
-
-    return call
+@per_device
+def attention(device, query, key, value, grad=None):
+    tensors = [torch.ones(shape, device=device) for shape in (query, key, value)]
+    if grad is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors)
+    out, logsumexp = torch.ones(query, device=device), torch.ones(query[:3], device=device)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        torch.ones(grad, device=device), *tensors, out, logsumexp, 0.0, False
+    )
 
 
-def fused(name, *shapes, **options):
+@per_device
+def fused(device, name, *shapes, **options):
     """A fused optimizer's step, with a parameter, its gradient and its state of these shapes."""
     numbers = ("lr", "beta1", "beta2", "weight_decay", "eps", "momentum", "dampening", "lr_decay")
     switches = ("amsgrad", "maximize", "nesterov", "is_first_step")
     schema = getattr(torch.ops.aten, name).default._schema
     asked = {argument.name for argument in schema.arguments}
-
-    def call(device):
-        lists = [[torch.ones(shape, device=device)] for shape in shapes]
-        if "max_exp_avg_sqs" in asked or "momentum_buffer_list" in asked:
-            lists.append([])
-        if "state_steps" in asked:
-            lists.append([torch.ones((), device=device)])
-        settings = {option: 0.5 for option in numbers if option in asked}
-        settings |= {option: False for option in switches if option in asked}
-        if "momentum" in asked:
-            settings["momentum"] = 0.0
-        given = {option: torch.ones(shape, device=device) for option, shape in options.items()}
-        getattr(torch.ops.aten, name)(*lists, **settings, **given)
-        return tuple(tensors[0] for tensors in lists if tensors)
-
-    return call
+    lists = [[torch.ones(shape, device=device)] for shape in shapes]
+    if "max_exp_avg_sqs" in asked or "momentum_buffer_list" in asked:
+        lists.append([])
+    if "state_steps" in asked:
+        lists.append([torch.ones((), device=device)])
+    settings = {option: 0.5 for option in numbers if option in asked}
+    settings |= {option: False for option in switches if option in asked}
+    if "momentum" in asked:
+        settings["momentum"] = 0.0
+    given = {option: torch.ones(shape, device=device) for option, shape in options.items()}
+    getattr(torch.ops.aten, name)(*lists, **settings, **given)
+    return tuple(tensors[0] for tensors in lists if tensors)
 
 
-def int8_product(columns, offset=0, dtype=torch.bfloat16):
-    def call(device):
-        x = torch.ones(4 * columns + offset, dtype=dtype, device=device)[offset:]
-        weights = torch.ones(3, columns, dtype=torch.int8, device=device)
-        scales = torch.ones(3, dtype=dtype, device=device)
-        return torch._weight_int8pack_mm(x.view(4, columns), weights, scales)
-
-    return call
+@per_device
+def int8_product(device, columns, offset=0, dtype=torch.bfloat16):
+    x = torch.ones(4 * columns + offset, dtype=dtype, device=device)[offset:]
+    weights = torch.ones(3, columns, dtype=torch.int8, device=device)
+    scales = torch.ones(3, dtype=dtype, device=device)
+    return torch._weight_int8pack_mm(x.view(4, columns), weights, scales)
 
 
 def fused_overlapping(device):
@@ -130,35 +114,29 @@ def fused_overlapping(device):
     )
 
 
-def compressed(layout, ends, plain, use, count=None, shape=(2, 2)):
+@per_device
+def compressed(device, layout, ends, plain, use, count=None, shape=(2, 2)):
     """`use` of a sparse compressed tensor that nobody checked."""
-
-    def call(device):
-        values = torch.ones(len(plain) if count is None else count, device=device)
-        if layout in (torch.sparse_bsr, torch.sparse_bsc):
-            values = values.reshape(-1, 1, 1)
-        x = torch.sparse_compressed_tensor(
-            torch.tensor(ends, device=device),
-            torch.tensor(plain, device=device),
-            values,
-            shape,
-            layout=layout,
-            check_invariants=False,
-        )
-        return use(x)
-
-    return call
+    values = torch.ones(len(plain) if count is None else count, device=device)
+    if layout in (torch.sparse_bsr, torch.sparse_bsc):
+        values = values.reshape(-1, 1, 1)
+    x = torch.sparse_compressed_tensor(
+        torch.tensor(ends, device=device),
+        torch.tensor(plain, device=device),
+        values,
+        shape,
+        layout=layout,
+        check_invariants=False,
+    )
+    return use(x)
 
 
-def listed(indices, use):
+@per_device
+def listed(device, indices, use):
     """`use` of a sparse COO tensor that nobody checked."""
-
-    def call(device):
-        places = torch.tensor(indices, device=device)
-        values = torch.ones(len(indices[0]), device=device)
-        return use(torch.sparse_coo_tensor(places, values, (2, 2), check_invariants=False))
-
-    return call
+    places = torch.tensor(indices, device=device)
+    values = torch.ones(len(indices[0]), device=device)
+    return use(torch.sparse_coo_tensor(places, values, (2, 2), check_invariants=False))
 
 
 def times(x):
@@ -169,12 +147,10 @@ def added(x):
     return torch.ones(2, 2, device=x.device).add_(x)
 
 
-def converted(ends, plain):
-    def call(device):
-        given = (torch.tensor(numbers, device=device) for numbers in (ends, plain))
-        return torch._convert_indices_from_csr_to_coo(*given)
-
-    return call
+@per_device
+def converted(device, ends, plain):
+    given = (torch.tensor(numbers, device=device) for numbers in (ends, plain))
+    return torch._convert_indices_from_csr_to_coo(*given)
 
 
 CSR, CSC, BSR = torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr

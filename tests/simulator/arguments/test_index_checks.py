@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from tests.support.calls import per_device
+
 ops = torch.ops.aten
 FAR = 10**9
 
@@ -20,52 +22,43 @@ def on(device, *numbers):
     return torch.tensor(numbers, device=device)
 
 
-def ctc_loss(targets, lengths=(1, 2), classes=4):
-    def call(device):
-        scores = torch.randn(5, 2, classes).to(device).requires_grad_().log_softmax(2)
-        loss = functional.ctc_loss(scores, torch.tensor(targets, device=device), (5, 5), lengths)
-        return torch.autograd.grad(loss, scores)
-
-    return call
+@per_device
+def ctc_loss(device, targets, lengths=(1, 2), classes=4):
+    scores = torch.randn(5, 2, classes).to(device).requires_grad_().log_softmax(2)
+    loss = functional.ctc_loss(scores, torch.tensor(targets, device=device), (5, 5), lengths)
+    return torch.autograd.grad(loss, scores)
 
 
-def ctc_backward(targets=((1, 2), (3, 1)), inputs=(5, 5), lengths=(2, 2), states=5):
-    def call(device):
-        scores, alpha = (
-            torch.zeros(5, 2, 4, device=device),
-            torch.zeros(2, 5, states, device=device),
-        )
-        ones, labels = torch.ones(2, device=device), torch.tensor(targets, device=device)
-        return ops._ctc_loss_backward(ones, scores, labels, inputs, lengths, ones, alpha, 0)
-
-    return call
+@per_device
+def ctc_backward(device, targets=((1, 2), (3, 1)), inputs=(5, 5), lengths=(2, 2), states=5):
+    scores, alpha = (
+        torch.zeros(5, 2, 4, device=device),
+        torch.zeros(2, 5, states, device=device),
+    )
+    ones, labels = torch.ones(2, device=device), torch.tensor(targets, device=device)
+    return ops._ctc_loss_backward(ones, scores, labels, inputs, lengths, ones, alpha, 0)
 
 
-def nll_backward(op, label, shape):
-    def call(device):
-        labels = torch.full((shape[0], *shape[2:]), label, device=device)
-        grad = torch.ones(labels.shape, device=device)
-        total = torch.ones((), device=device)
-        scores = torch.ones(shape, device=device)
-        return op(grad, scores, labels, None, 0, -100, total)
-
-    return call
+@per_device
+def nll_backward(device, op, label, shape):
+    labels = torch.full((shape[0], *shape[2:]), label, device=device)
+    grad = torch.ones(labels.shape, device=device)
+    total = torch.ones((), device=device)
+    scores = torch.ones(shape, device=device)
+    return op(grad, scores, labels, None, 0, -100, total)
 
 
-def pooled(dims, adaptive, index):
+@per_device
+def pooled(device, dims, adaptive, index):
     """The gradient of max pooling, of two channels of 4 by 4 (by 4) into 2 by 2 (by 2)."""
-
-    def call(device):
-        x = torch.ones(1, 2, *[4] * dims, device=device)
-        grad = torch.ones(1, 2, *[2] * dims, device=device)
-        places = torch.zeros(grad.shape, dtype=torch.int64, device=device)
-        places[0, 0].fill_(index)
-        if adaptive:
-            return getattr(ops, f"adaptive_max_pool{dims}d_backward")(grad, x, places)
-        op = getattr(ops, f"max_pool{dims}d_with_indices_backward")
-        return op(grad, x, [2] * dims, [2] * dims, [0] * dims, [1] * dims, False, places)
-
-    return call
+    x = torch.ones(1, 2, *[4] * dims, device=device)
+    grad = torch.ones(1, 2, *[2] * dims, device=device)
+    places = torch.zeros(grad.shape, dtype=torch.int64, device=device)
+    places[0, 0].fill_(index)
+    if adaptive:
+        return getattr(ops, f"adaptive_max_pool{dims}d_backward")(grad, x, places)
+    op = getattr(ops, f"max_pool{dims}d_with_indices_backward")
+    return op(grad, x, [2] * dims, [2] * dims, [0] * dims, [1] * dims, False, places)
 
 
 def pooled_elsewhere(device):
@@ -80,50 +73,40 @@ def averaged_elsewhere(device):
     return ops._adaptive_avg_pool2d_backward(torch.ones(2, 3, 2, 2, device=device), x)
 
 
-def bags(offsets, mode="sum", **options):
-    def call(device):
-        table, rows = torch.ones(5, 3, device=device), on(device, 0, 2, 1)
-        begins = on(device, *offsets).long()
-        return functional.embedding_bag(rows, table, begins, mode=mode, **options)
-
-    return call
+@per_device
+def bags(device, offsets, mode="sum", **options):
+    table, rows = torch.ones(5, 3, device=device), on(device, 0, 2, 1)
+    begins = on(device, *offsets).long()
+    return functional.embedding_bag(rows, table, begins, mode=mode, **options)
 
 
-def bags_backward(indices=(0, 1, 1), bag_of=(0, 0, 1), rows=5, sizes=(2, 1), **options):
-    def call(device):
-        given = [on(device, *numbers) for numbers in (indices, bag_of, sizes)]
-        none = torch.empty(0, dtype=torch.int64, device=device)
-        frequent, mode = options.get("frequent", False), options.get("mode", 0)
-        grad = torch.ones(2, 3, device=device)
-        return ops._embedding_bag_dense_backward(grad, *given, none, rows, frequent, mode, None)
-
-    return call
+@per_device
+def bags_backward(device, indices=(0, 1, 1), bag_of=(0, 0, 1), rows=5, sizes=(2, 1), **options):
+    given = [on(device, *numbers) for numbers in (indices, bag_of, sizes)]
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    frequent, mode = options.get("frequent", False), options.get("mode", 0)
+    grad = torch.ones(2, 3, device=device)
+    return ops._embedding_bag_dense_backward(grad, *given, none, rows, frequent, mode, None)
 
 
-def bags_of_weights(indices=(0, 1, 1), offsets=(0, 2), bag_of=()):
-    def call(device):
-        given = [on(device, *indices), on(device, *offsets), on(device, *bag_of).long()]
-        grad, table = torch.ones(2, 3, device=device), torch.ones(5, 3, device=device)
-        return ops._embedding_bag_per_sample_weights_backward(grad, table, *given, 0)
-
-    return call
+@per_device
+def bags_of_weights(device, indices=(0, 1, 1), offsets=(0, 2), bag_of=()):
+    given = [on(device, *indices), on(device, *offsets), on(device, *bag_of).long()]
+    grad, table = torch.ones(2, 3, device=device), torch.ones(5, 3, device=device)
+    return ops._embedding_bag_per_sample_weights_backward(grad, table, *given, 0)
 
 
-def table_backward(index, padding=-1):
-    def call(device):
-        grad = torch.ones(2, 3, device=device)
-        return ops.embedding_dense_backward(grad, on(device, 0, index), 5, padding, True)
-
-    return call
+@per_device
+def table_backward(device, index, padding=-1):
+    grad = torch.ones(2, 3, device=device)
+    return ops.embedding_dense_backward(grad, on(device, 0, index), 5, padding, True)
 
 
-def unpacked(*sizes):
-    def call(device):
-        data = torch.ones(3, 2, device=device, requires_grad=True)
-        result, _ = ops._pad_packed_sequence(data, torch.tensor(sizes), False, 0.0, -1)
-        return torch.autograd.grad(result.sum(), data)
-
-    return call
+@per_device
+def unpacked(device, *sizes):
+    data = torch.ones(3, 2, device=device, requires_grad=True)
+    result, _ = ops._pad_packed_sequence(data, torch.tensor(sizes), False, 0.0, -1)
+    return torch.autograd.grad(result.sum(), data)
 
 
 def running_maximum(device):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu.errors import DeadlockError, LivelockError, UncontrolledWaitError
+from tests.support.threads import in_threads
 
 
 def run(program):
@@ -198,11 +199,7 @@ def share_older():
         with OLDER:
             time.sleep(1)
 
-    threads = [threading.Thread(target=take) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(take, take)
 
 
 def test_lock_older_than_the_schedule_joins_or_is_reported(monkeypatch):

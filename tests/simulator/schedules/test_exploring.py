@@ -13,12 +13,12 @@ from simgpu.errors import DeadlockError
 from tests.support.ordering_faults import (
     ALWAYS_WRONG,
     PROGRAMS,
-    in_threads,
     lock_cycle,
     lost_update,
     made_twice,
     outcome,
 )
+from tests.support.threads import in_threads
 
 STRATEGIES = ("deviate", "random", "pct")
 

@@ -5,6 +5,7 @@ import queue
 import re
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,16 +16,13 @@ import simgpu
 from simgpu._explore.schedules.scheduler import PCT, RULES, Choice, Random, Strategy, Task
 from simgpu._explore.schedules.tokens import MOST, Drawn, Replay, checksum, token_of
 from simgpu.errors import ScheduleDivergedError
+from tests.support.threads import in_threads
 
 
 def together(*functions):
     """Run them in threads of the schedule; the result is a list that each may append to."""
     found = []
-    threads = [threading.Thread(target=each, args=(found.append,)) for each in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(each, found.append) for each in functions))
     return found
 
 

@@ -5,6 +5,7 @@ import gc
 import signal
 import threading
 import time
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu.errors import LivelockError, ScheduleDivergedError, ScheduleError
 from tests.support.thread_programs import Program, programs
+from tests.support.threads import in_threads
 
 STRATEGIES = ("deviate", "random", "pct")
 
@@ -249,11 +251,7 @@ def test_threads_without_devices_have_schedules_too():
     def last(seed):
         order = []
         with simgpu.schedule(seed, "random"):
-            threads = [threading.Thread(target=order.append, args=(i,)) for i in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*(partial(order.append, number) for number in range(3)))
         return tuple(order)
 
     assert len({last(seed) for seed in range(200)}) == 6

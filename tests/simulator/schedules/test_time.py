@@ -3,12 +3,14 @@
 import queue
 import threading
 import time
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
 from simgpu._core import clock
+from tests.support.threads import in_threads
 
 STRATEGIES = st.sampled_from(("deviate", "random", "pct"))
 
@@ -61,11 +63,7 @@ def test_time_goes_on_and_no_wait_is_shorter_than_it_said(threads, seed, strateg
                 short.append((name, seconds, seen[-1] - begun))
 
     with simgpu.schedule(seed, strategy):
-        running = [threading.Thread(target=work, args=(waits,)) for waits in threads]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
+        in_threads(*(partial(work, waits) for waits in threads))
     assert len(seen) == 2 * sum(map(len, threads))
     assert seen == sorted(seen)
     assert short == []
