@@ -1,5 +1,7 @@
 """Wrong shapes and dtypes raise at the call; what depends on values is reported later."""
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -127,12 +129,17 @@ def test_arguments_that_overlap_are_refused_at_once(name, begins, length):
 @given(
     op=st.sampled_from([torch.floor_divide, torch.remainder, torch.fmod]),
     dtype=st.sampled_from([torch.int32, torch.int64, torch.float32]),
+    default=st.booleans(),
 )
-def test_a_kernel_that_takes_no_zeros_is_queued(simulated, op, dtype):
-    """Whether it takes its arguments is asked with numbers that are none of the program's."""
-    with simgpu.asynchronous() as queued:
+@example(op=torch.fmod, dtype=torch.int32, default=True)
+def test_a_kernel_that_takes_no_zeros_is_queued(simulated, op, dtype, default):
+    """Whether it takes its arguments is tried with other numbers, on the CPU; so is a default."""
+    with (
+        simgpu.asynchronous() as queued,
+        torch.device(simulated[0]) if default else contextlib.nullcontext(),
+    ):
         x = torch.full((2, 3), 7, dtype=dtype).to(simulated[0])
         torch.simgpu.synchronize()
         result = op(x, x - 4)
         assert queued.pending == 2
-        assert result.cpu().tolist() == op(torch.full((2, 3), 7), 3).tolist()
+    assert result.cpu().tolist() == op(torch.full((2, 3), 7), 3).tolist()

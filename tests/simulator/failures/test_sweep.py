@@ -16,7 +16,13 @@ import simgpu
 from simgpu.errors import NoDevicesError, UnrepeatableStepError
 from tests.support.steps import MODELS, WRAPPERS, Step
 
-KINDS = ("oom", "copy", "launch", "lose")
+ERRORS = {
+    "oom": "OutOfMemoryError",
+    "copy": "InjectedFaultError",
+    "launch": "InjectedFaultError",
+    "lose": "DeviceLostError",
+}
+KINDS = tuple(ERRORS)
 OURS = [name for name in WRAPPERS if name != "PyTorch's"]
 
 
@@ -111,6 +117,7 @@ def test_each_point_is_tried_once(simulated, kind):
     assert [point.number for point in report.points] == list(range(report.count))
     assert len({point.place for point in report.points}) == report.count
     assert report.problems == []
+    assert {point.error for point in report.points} == {ERRORS[kind]}
     assert all("simgpu:1" in point.place for point in report.points)
     assert len(str(report).splitlines()) == report.count + 2
 

@@ -15,13 +15,13 @@ import simgpu
 
 HOME = (0, 0, 0, 1, 1)  # the device of each stream; 0 and 3 are the default ones
 STREAMS = len(HOME)
-PARTS = (  # the last one lies between the elements of the one before it
+PARTS = (  # the fourth one lies between the elements of the third
     *((slice(0, 2), slice(0, 4)), (slice(1, 3), slice(0, 4))),
-    *((slice(0, 3), slice(1, 2)), (slice(1, 2), slice(0, 1))),
+    *((slice(0, 3), slice(1, 2)), (slice(1, 2), slice(0, 1)), (slice(2, 3), slice(0, 4))),
 )
 
 streams = st.sampled_from((0, 1, 2, 0, 1, 3, 4))  # mostly those of one device
-accesses = st.tuples(st.sampled_from(("write", "read")), streams, st.integers(0, 3))
+accesses = st.tuples(st.sampled_from(("write", "read")), streams, st.integers(0, len(PARTS) - 1))
 steps = st.one_of(
     *[accesses] * 5,
     *[st.tuples(st.just("wait"), streams, streams)] * 2,
@@ -173,6 +173,7 @@ def asked(oracle, kind, *what):
     known=True,
 )
 @example(program=[("write", 0, 3), ("write", 0, 0), ("write", 1, 1)], known=False)
+@example(program=[("write", 0, 1), ("wait", 1, 0), ("write", 1, 0), ("write", 2, 4)], known=True)
 def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program, known):
     """Memory that was allocated before the search (not `known`) is searched, too."""
     oracle, found_at, expected_at = Oracle(), None, None

@@ -53,12 +53,12 @@ def printed_at_exit(options, run=None, environment=(), stdin=None, now=None):
     def spied(command, **how):
         return run(command, said.getvalue(), **how)
 
-    clock = ClockUntilExit(options, dict(environment), stdin)
     with contextlib.ExitStack() as replaced:
         replaced.enter_context(mock.patch.object(subprocess, "run", run and spied))
         if now is not None:
             replaced.enter_context(mock.patch.object(estimates, "_now", now))
         replaced.enter_context(contextlib.redirect_stderr(said))
+        clock = ClockUntilExit(options, dict(environment), stdin)
         assert clock.start() is None
         torch.ones(2**20, device="simgpu:0").neg_()
         atexit.unregister(clock._end)

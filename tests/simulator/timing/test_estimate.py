@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
@@ -23,16 +23,29 @@ def duration(estimate, device=0):
     return span.end - span.begin
 
 
-@given(m=sizes, k=sizes, n=sizes, dtype=st.sampled_from(list(RATES)), tf32=st.booleans())
-def test_a_product_takes_its_flops_or_its_bytes(simulated, m, k, n, dtype, tf32):
-    a, b = (torch.zeros(*shape, dtype=dtype, device=simulated[0]) for shape in ((m, k), (k, n)))
-    was, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
+@given(
+    m=sizes,
+    k=sizes,
+    n=sizes,
+    dtype=st.sampled_from(list(RATES)),
+    tf32=st.tuples(st.booleans(), st.booleans()),
+    convolves=st.booleans(),
+)
+@example(m=16, k=16, n=16, dtype=torch.float32, tf32=(True, False), convolves=True)
+def test_a_product_takes_its_flops_or_its_bytes(simulated, m, k, n, dtype, tf32, convolves):
+    """`tf32` is set for products and for convolutions; one of single numbers is a product."""
+    shapes = ((1, k, m, 1), (n, k, 1, 1)) if convolves else ((m, k), (k, n))
+    a, b = (torch.zeros(*shape, dtype=dtype, device=simulated[0]) for shape in shapes)
+    was, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32[0]
     try:
-        with simgpu.clock("A100", host_cost=0.0) as estimate:
-            a @ b
+        with (
+            torch.backends.cudnn.flags(allow_tf32=tf32[1]),
+            simgpu.clock("A100", host_cost=0.0) as estimate,
+        ):
+            torch.conv2d(a, b) if convolves else a @ b
     finally:
         torch.backends.cuda.matmul.allow_tf32 = was
-    rate = 156e12 if tf32 and dtype is torch.float32 else RATES[dtype]
+    rate = 156e12 if tf32[convolves] and dtype is torch.float32 else RATES[dtype]
     moved = (m * k + k * n + m * n) * dtype.itemsize
     assert duration(estimate) == GAP + max(2 * m * n * k / (SHARE * rate), moved / 1555e9)
 
