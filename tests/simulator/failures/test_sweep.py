@@ -120,6 +120,7 @@ def test_each_point_is_tried_once(simulated, kind):
     assert {point.error for point in report.points} == {ERRORS[kind]}
     assert all("simgpu:1" in point.place for point in report.points)
     assert len(str(report).splitlines()) == report.count + 2
+    assert len(simgpu.sweep(copying, kind, at=[0, 0]).points) == 1
 
 
 def training(device):

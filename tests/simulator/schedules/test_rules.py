@@ -206,11 +206,11 @@ def test_the_end_of_a_thread_is_not_interrupted_by_others():
     assert order == ["end", "others"]
 
 
-def test_trying_a_lock_is_a_point():
+def test_trying_a_lock_and_starting_a_thread_are_points():
     with simgpu.schedule() as schedule:
         lock = threading.Lock()
         assert together(*[lambda note: note(lock.acquire(blocking=False))] * 2) == [True, False]
-    assert "lock" in {choice.what for choice in schedule.trace}
+    assert {"lock", "start"} <= {choice.what for choice in schedule.trace}
 
 
 def test_kernels_and_copies_are_points(simulated):

@@ -69,6 +69,7 @@ def test_named_topologies():
     two = topology_of("2x8", 16 * a100)
     assert two.route(0, 7).bandwidth == 300e9
     assert two.route(0, 8).bandwidth == 25e9
+    assert two.route(0, 8).latency == pytest.approx(14.0e-6 + 5.7e-6)
     assert (two.host_of(7), two.host_of(8)) == ("host 0", "host 1")
     plain = topology_of("2x2", [find("T4")] * 4)  # no NVLink: through the host, not the network
     assert plain.route(0, 1).bandwidth == plain.route(2, 3).bandwidth == 16e9
