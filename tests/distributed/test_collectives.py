@@ -182,22 +182,6 @@ def test_sparse_tensors_are_summed_by_gloo(count, rows, width, seed, backed, sch
     simgpu.ranks(count, add, backend="gloo", schedule=schedule)
 
 
-@pytest.mark.parametrize(
-    ("backend", "op", "text"),
-    [
-        ("nccl", "SUM", "NCCL does not support all_reduce with sparse tensors"),
-        ("gloo", "MAX", "all_?reduce of sparse tensors only works with ReduceOp.SUM"),
-    ],
-)
-def test_sparse_tensors_are_refused_as_by_pytorch(backend, op, text):
-    def reduce(rank):
-        sparse = torch.eye(2).to_sparse().cuda()
-        dist.all_reduce(sparse, getattr(dist.ReduceOp, op))
-
-    with pytest.raises(RuntimeError, match=text):
-        simgpu.ranks(2, reduce, backend=backend)
-
-
 def test_sparse_tensors_of_other_shapes_are_a_mismatch():
     def reduce(rank):
         dist.all_reduce(torch.eye(2 + rank).to_sparse().cuda())
@@ -279,11 +263,6 @@ def test_bits_and_truth_values():
     assert simgpu.ranks(3, bits, backend="gloo") == [(3, [True, True], [False, True])] * 3
 
 
-def test_tensors_with_gaps_are_refused():
-    with pytest.raises(ValueError, match="Tensors must be contiguous"):
-        simgpu.ranks(1, lambda rank: dist.all_reduce(torch.ones(2, 3, device="cuda").t()))
-
-
 def test_collectives_are_seen_and_take_no_memory_of_a_device():
     def add(rank):
         x = torch.ones(1000, device="cuda")
@@ -305,37 +284,6 @@ def test_collectives_are_seen_and_take_no_memory_of_a_device():
     assert all("test_collectives.py:" in record.collective.place for record in seen)
 
 
-@few
-@given(
-    count=strategies.world_sizes(1, 4),
-    rows=st.integers(1, 3),
-    seed=st.integers(0, 99),
-    schedule=schedules,
-)
-def test_functional_collectives_are_what_they_are_defined_to_be(count, rows, seed, schedule):
-    from torch.distributed import _functional_collectives as functional
-
-    generator = torch.Generator().manual_seed(seed)
-    parts = [torch.randint(-3, 4, (count * rows, 2), generator=generator) for _ in range(count)]
-    total = sum(parts[1:], parts[0])
-
-    def each(rank):
-        mine, group = parts[rank].cuda(), dist.group.WORLD
-        found = [
-            functional.all_reduce(mine, "sum", group),
-            functional.all_gather_tensor(mine, 0, group),
-            functional.reduce_scatter_tensor(mine, "sum", 0, group),
-            functional.all_to_all_single(mine, None, None, group),
-            functional.broadcast(mine, count - 1, group),
-        ]
-        return [functional.wait_tensor(tensor).cpu() for tensor in found]
-
-    for rank, found in enumerate(simgpu.ranks(count, each, schedule=schedule)):
-        here = slice(rank * rows, (rank + 1) * rows)
-        wanted = [total, torch.cat(parts), total[here], torch.cat([p[here] for p in parts])]
-        assert all(map(torch.equal, found, [*wanted, parts[-1]]))
-
-
 @given(
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
     count=st.integers(1, 9),
@@ -348,3 +296,125 @@ def test_a_factor_is_a_number_of_the_dtype(dtype, count, numbers, average):
     reduction = Reduction("AVG") if average else Reduction("PREMUL_SUM", 1.0 / count)
     factor = torch.tensor(1.0 / count).to(dtype).double()
     assert torch.equal(reduction.prepare(mine, count), (mine.double() * factor).to(dtype))
+
+
+# How each is called, with the words for another dtype and for another size.
+OF_ONE_TENSOR = {
+    "all_gather": (
+        lambda whole, part: dist.all_gather_into_tensor(whole, part),
+        "output tensor must have the same type as input tensor",
+        "output tensor size must be equal to world_size times input tensor size",
+    ),
+    "reduce_scatter": (
+        lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+        "input tensor must be the same type as the output tensor",
+        "input tensor must be the same size as output size times world size",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OF_ONE_TENSOR))
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    width=st.integers(1, 3),
+    more=st.integers(1, 3),
+    dtypes=st.permutations([torch.float32, torch.int64, torch.float16]),
+)
+def test_another_dtype_is_refused_before_another_size(name, count, width, more, dtypes):
+    # As `_allgather_base` and `_reduce_scatter_base` of ProcessGroupNCCL do.
+    call, of_dtype, of_size = OF_ONE_TENSOR[name]
+    dtype, other, _ = dtypes
+
+    def ask(rank):
+        part = torch.zeros(width, dtype=dtype, device="cuda")
+        for size in (count * width, count * width + more):
+            with pytest.raises(TypeError, match=of_dtype):
+                call(torch.zeros(size, dtype=other, device="cuda"), part)
+        with pytest.raises(ValueError, match=of_size):
+            call(torch.zeros(count * width + more, dtype=dtype, device="cuda"), part)
+        call(torch.zeros(count * width, dtype=dtype, device="cuda"), part)
+
+    simgpu.ranks(count, ask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@few
+@given(count=strategies.world_sizes(1, 4), width=st.integers(1, 3), more=st.integers(1, 3))
+def test_a_list_is_scattered_into_what_is_as_large_and_of_its_dtype(dtype, count, width, more):
+    """torch.distributed looks at dtypes itself, and those who ask a group do not pass there."""
+
+    def ask(rank):
+        parts = [torch.zeros(width, device="cuda") for _ in range(count)]
+        out = torch.zeros(width + more * (dtype is torch.float32), dtype=dtype, device="cuda")
+        with pytest.raises(ValueError, match="numbers of elements and dtypes have to be equal"):
+            dist.group.WORLD.reduce_scatter([out], [parts]).wait()
+
+    simgpu.ranks(count, ask)
+
+
+SPARSE = torch.eye(2).to_sparse()
+REFUSED = {
+    "sparse to nccl": (
+        "nccl",
+        lambda: dist.all_reduce(SPARSE.cuda()),
+        (RuntimeError, "NCCL does not support all_reduce with sparse tensors"),
+    ),
+    "sparse maximum": (
+        "gloo",
+        lambda: dist.all_reduce(SPARSE.cuda(), dist.ReduceOp.MAX),
+        (RuntimeError, "all_?reduce of sparse tensors only works with ReduceOp.SUM"),
+    ),
+    "gaps": (
+        "nccl",
+        lambda: dist.all_reduce(torch.ones(2, 3, device="cuda").t()),
+        (ValueError, "Tensors must be contiguous"),
+    ),
+    "gaps in a send": (
+        "nccl",
+        lambda: dist.send(torch.ones(2, 4, device="cuda")[:, ::2], 1 - dist.get_rank()),
+        (ValueError, "P2P must be non-overlapping and dense"),
+    ),
+    "overlap in a send": (
+        "nccl",
+        lambda: dist.send(torch.ones(2, 1, device="cuda").expand(2, 4), 1 - dist.get_rank()),
+        (ValueError, "P2P must be non-overlapping and dense"),
+    ),
+    "the CPU": (
+        "nccl",
+        lambda: dist.all_reduce(torch.ones(2)),
+        (RuntimeError, "No backend type associated with device type cpu"),
+    ),
+    "a tag below 0": (
+        "gloo",
+        lambda: dist.isend(torch.ones(1), 1 - dist.get_rank(), tag=-1),
+        (RuntimeError, "Tag must be nonnegative"),
+    ),
+    "a source outside": (
+        "nccl",
+        lambda: dist.broadcast(torch.ones(1, device="cuda"), src=5),
+        (ValueError, r"broadcast float32 \(1,\) from 5: invalid root rank: 5"),
+    ),
+    "a target outside": (
+        "nccl",
+        lambda: dist.reduce(torch.ones(1, device="cuda"), dst=2),
+        (ValueError, "invalid root rank: 2, group '0' has 2 ranks, from 0"),
+    ),
+    "a scatter from outside": (
+        "nccl",
+        lambda: dist.scatter(torch.ones(1, device="cuda"), src=2),
+        (ValueError, "invalid root rank: 2"),
+    ),
+    "a send to outside": (
+        "nccl",
+        lambda: dist.send(torch.ones(1, device="cuda"), dst=2),
+        (ValueError, "invalid rank: 2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_impossible_call_is_refused(name):
+    backend, call, (error, text) = REFUSED[name]
+    with pytest.raises(error, match=text):
+        simgpu.ranks(2, lambda rank: call(), backend=backend)

@@ -198,16 +198,3 @@ def test_two_ranks_send_between_devices_of_their_own(name, steps, seed):
 
     shared = next((k for k, (one, other) in enumerate(steps) if one == other), None)
     assert results(2, call, schedule=seed) == [(shared, shared is not None)] * 2
-
-
-@few
-@given(device=st.integers(0, DEVICES - 1), seed=schedules)
-def test_a_rank_sends_to_itself_on_one_device(device, seed):
-    def call(rank):
-        x, out = torch.full((2,), rank + 1.0, device=f"cuda:{device}"), torch.zeros(2).cuda(device)
-        works = [dist.isend(x, rank), dist.irecv(out, rank)]
-        for work in works:
-            work.wait()
-        return out.tolist()
-
-    assert results(2, call, schedule=seed) == [[1.0] * 2, [2.0] * 2]

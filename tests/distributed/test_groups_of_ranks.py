@@ -21,9 +21,6 @@ from tests.support.worlds import few, schedules
 pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
-BACKENDS = ("nccl", "gloo", "cpu:gloo,cuda:nccl")
-
-
 @few
 @given(sizes=st.lists(st.integers(1, 2), min_size=2, max_size=3), seed=schedules)
 def test_groups_of_other_ranks_that_have_one_name_do_not_meet(sizes, seed):
@@ -96,20 +93,6 @@ def test_default_groups_follow_each_other(count, hows, seed):
 
 
 @few
-@given(often=st.integers(2, 3), here=st.integers(0, 1))
-def test_each_store_of_an_address_waits_for_as_many_of_the_other_ranks(often, here):
-    """A second one is no second rank, and one of the other rank is no second one of it."""
-
-    def make(rank):
-        times = often if rank == here else often - 1
-        for _ in range(times):
-            dist.TCPStore("localhost", 29501, 2, is_master=True)
-
-    with pytest.raises(DeadlockError, match=f"rank {here} waits for 2 ranks at the store"):
-        simgpu.ranks(2, make)
-
-
-@few
 @given(count=strategies.world_sizes(2, 3), often=st.integers(2, 5), late=st.booleans())
 def test_finished_calls_are_forgotten(count, often, late):
     calls = weakref.WeakSet()  # of this world: other tests keep calls of theirs
@@ -158,50 +141,17 @@ def test_a_group_that_others_do_not_make_is_a_deadlock(how, text):
 
 
 @few
-@given(count=strategies.world_sizes(1, 4), seed=schedules, backend=st.sampled_from(BACKENDS))
-def test_tensors_of_the_cpu_travel_where_the_group_has_gloo(count, seed, backend):
-    def sums(rank):
-        host, device = (torch.full((2,), rank + 1.0, device=where) for where in ("cpu", "cuda"))
-        parts = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
-        dist.all_reduce(device)
-        dist.all_reduce(host)
-        dist.all_gather(parts, torch.tensor([rank]))
-        assert host.is_cpu
-        assert host.tolist() == device.tolist() == [count * (count + 1) / 2] * 2
-        return [part.item() for part in parts]
-
-    if backend == "nccl":
-        with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
-            simgpu.ranks(count, sums, backend=backend, schedule=seed)
-    else:
-        assert (
-            simgpu.ranks(count, sums, backend=backend, schedule=seed)
-            == [list(range(count))] * count
-        )
-
-
-@few
-@given(count=strategies.world_sizes(1, 4), waits=st.booleans(), seed=schedules)
-def test_a_monitored_barrier_is_a_barrier(count, waits, seed):
+@given(current=st.permutations(range(4)), members=st.sampled_from([[0, 1, 2], [1, 2]]))
+def test_monitored_barrier_waits_on_the_current_device(current, members):
     come = []
 
-    def call(rank):
-        group = dist.new_group(backend="gloo")
-        come.append(rank)
-        dist.monitored_barrier(group, wait_all_ranks=waits)
-        return len(come)
-
-    assert simgpu.ranks(count, call, schedule=seed) == [count] * count
-
-
-@few
-@given(current=st.permutations(range(4)), members=st.sampled_from([[0, 1, 2], [1, 2]]))
-def test_a_monitored_barrier_is_on_the_current_device(current, members):
     def call(rank):
         group = dist.new_group(members, backend="gloo")
         torch.cuda.set_device(current[rank])
         if rank in members:
+            come.append(rank)
             dist.monitored_barrier(group)
+            assert sorted(come) == members
 
     with simgpu.trace() as trace:
         simgpu.ranks(3, call)
@@ -256,3 +206,61 @@ def test_each_backend_of_nccl_has_its_rules(name, gloo, members):
             dist.all_reduce(torch.ones(1, device="cuda").int(), dist.ReduceOp.BOR, group=group)
 
     simgpu.ranks(3, add)
+
+
+SIZE = 4
+
+
+def bind(rank):
+    """Older releases split only groups of one device."""
+    dist.group.WORLD.bound_device_id = torch.device("cuda", rank)
+
+
+def parts_of(assigned):
+    """Which positions are in each part, of the number of a part for each; 0 is none."""
+    numbers = sorted(set(assigned) - {0})
+    return [[k for k, number in enumerate(assigned) if number == part] for part in numbers]
+
+
+ASSIGNED = st.lists(st.integers(0, 2), min_size=SIZE, max_size=SIZE).filter(any)
+
+
+@few
+@given(
+    first=ASSIGNED,
+    second=ASSIGNED,
+    often=st.integers(1, 2),
+    others=st.integers(0, SIZE - 1),
+    backend=st.sampled_from(["nccl", "cpu:gloo,cuda:nccl"]),
+    seed=schedules,
+)
+def test_each_part_of_a_group_adds_its_own(first, second, often, others, backend, seed):
+    """In parts of parts too, and where ranks know other numbers of groups."""
+
+    def add(whole, members, positions, rank):
+        part = dist.split_group(whole, positions)
+        mine = next((p for p in positions if members.index(rank) in p), None)
+        if mine is None:
+            assert part in (None, dist.GroupMember.NON_GROUP_MEMBER)
+            return None, []
+        mine = [members[position] for position in mine]
+        for device in ("cuda", "cpu") if "gloo" in backend else ("cuda",):
+            x = torch.full((2,), rank + 1, device=device)
+            dist.all_reduce(x, group=part)
+            assert x.tolist() == [sum(mine) + len(mine)] * 2
+        assert dist.get_process_group_ranks(part) == mine
+        with pytest.raises(ValueError, match=r"Cannot use ReduceOp\.BOR with NCCL"):
+            dist.all_reduce(torch.ones(1, device="cuda").int(), dist.ReduceOp.BOR, group=part)
+        return part, mine
+
+    def split(rank):
+        bind(rank)
+        if rank == others:
+            dist.new_group([rank], use_local_synchronization=True)
+        for _ in range(often):
+            part, members = add(None, list(range(SIZE)), parts_of(first), rank)
+            positions = parts_of(second[: len(members)])
+            if positions:
+                add(part, members, positions, rank)
+
+    simgpu.ranks(SIZE, split, backend=backend, schedule=seed)

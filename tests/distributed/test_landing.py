@@ -85,18 +85,6 @@ def test_calls_on_memory_in_common_are_those_of_one_stream(count, steps, wait, d
 
 @each_way
 @few
-@given(steps=steps, data=st.data())
-def test_so_they_are_in_a_process(steps, wait, data):
-    waits = data.draw(st.permutations(range(len(steps))))
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert run(0, 1, steps, waits, wait) == run(0, 1, steps)
-    finally:
-        dist.destroy_process_group()
-
-
-@each_way
-@few
 @given(count=strategies.world_sizes(2, 3), parts=st.integers(2, 4), seed=schedules)
 def test_a_batch_of_messages_is_there_when_its_work_is_over(count, parts, wait, seed):
     """One work is for all of them."""

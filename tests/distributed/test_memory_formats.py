@@ -61,23 +61,6 @@ def test_channels_last_travels(name, count, shape, seed):
     simgpu.ranks(count, call, schedule=seed)
 
 
-@few
-@given(shape=st.integers(1, 4).flatmap(shapes), data=st.data(), seed=schedules)
-def test_any_dense_tensor_is_sent_to_one_rank(shape, data, seed):
-    """As pipelines do with activations that were transposed."""
-    order = data.draw(st.permutations(range(len(shape))))
-
-    def exchange(rank):
-        x = brought(rank, shape).cuda().permute(order)
-        if rank == 0:
-            dist.send(x, 1)
-        else:
-            dist.recv(x, 0)
-            assert torch.equal(x.cpu(), brought(0, shape).permute(order))
-
-    simgpu.ranks(2, exchange, schedule=seed)
-
-
 @st.composite
 def layouts(draw, count):
     """A shape, and orders of its dims in memory, of which no two are one."""
@@ -210,12 +193,6 @@ def test_no_rows_lie_like_any_others(rows, shape, count, seed):
         assert torch.equal(out.cpu(), torch.cat(wanted))
 
     simgpu.ranks(count, exchange, schedule=seed)
-
-
-@pytest.mark.parametrize("gaps", [lambda x: x[:, ::2], lambda x: x[:, :1].expand(2, 4)])
-def test_tensor_with_gaps_or_overlaps_is_not_sent(gaps):
-    with pytest.raises(ValueError, match="P2P must be non-overlapping and dense"):
-        simgpu.ranks(2, lambda rank: dist.send(gaps(torch.ones(2, 4, device="cuda")), 1 - rank))
 
 
 def in_memory(tensor):

@@ -1,4 +1,4 @@
-"""Calls on memory in common, of a rank with itself, with a time-out, and in captured graphs."""
+"""Calls on memory in common, in inference mode, with a time-out, and in captured graphs."""
 
 from datetime import timedelta
 
@@ -10,10 +10,8 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed import process_transport
-from simgpu._distributed.collectives import Call
-from simgpu._distributed.works import Pending
-from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, UnsupportedError
+from simgpu.errors import UnsupportedError
+from tests.support import rank_processes
 from tests.support.worlds import few, schedules
 
 pytestmark = pytest.mark.usefixtures("eight_devices")
@@ -93,68 +91,6 @@ def test_no_time_passes_while_other_ranks_run(count, seconds, early, seed):
 
 
 @few
-@given(count=strategies.world_sizes(2, 4), at=st.integers(1, 3), seed=schedules)
-def test_a_part_may_lie_where_that_of_another_rank_comes(count, at, seed):
-    def call(rank):
-        outs = [torch.zeros(2, device="cuda") for _ in range(count)]
-        dist.all_gather(outs, outs[(rank + at) % count].fill_(rank + 1))
-        return [out.tolist() for out in outs]
-
-    wanted = [[rank + 1.0] * 2 for rank in range(count)]
-    assert simgpu.ranks(count, call, schedule=seed) == [wanted] * count
-
-
-def to_itself(backend, kinds, sizes):
-    """Sends and receives of the only rank with itself: the calls, and their errors."""
-    transport, numbers, found = (
-        process_transport.ProcessTransport(backend, "0", [0]),
-        {"send": 0, "recv": 0},
-        [],
-    )
-    for kind, size in zip(kinds, sizes, strict=True):
-        numbers[kind] += 1
-        tensor = torch.full((size,), float(numbers[kind] if kind == "send" else -1))
-        says = f"send and recv of float32 ({size},)"
-        ins, outs = ([tensor], []) if kind == "send" else ([], [tensor])
-        call = Call(kind, says, ins, outs, place="train.py:1")
-        call.number = numbers[kind]
-        pending = Pending(call)
-        transport.submit(pending, awaited=False)
-        found.append(pending)
-        if kind == "send":  # it is on its way
-            tensor.zero_()
-    errors = []
-    for pending in found:
-        try:
-            pending.wait_and_raise(None)
-        except (CollectiveMismatchError, CollectiveTimeoutError) as error:
-            errors.append(error)
-    transport.closing()()
-    return [pending.call for pending in found], errors
-
-
-@few
-@given(data=st.data(), sizes=st.lists(st.integers(0, 3), min_size=1, max_size=3))
-def test_a_rank_of_a_process_sends_to_itself(data, sizes):
-    kinds = data.draw(st.permutations(["send", "recv"] * len(sizes)))
-    backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
-    queues = {kind: iter(sizes) for kind in ("send", "recv")}
-    calls, errors = to_itself(backend, kinds, [next(queues[kind]) for kind in kinds])
-    assert errors == []
-    received = [call.outs[0].tolist() for call in calls if call.kind == "recv"]
-    assert received == [[float(i)] * size for i, size in enumerate(sizes, start=1)]
-
-
-def test_rank_receives_its_own_send():
-    backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(milliseconds=20))
-    _, [error] = to_itself(backend, ["send", "recv"], [1, 2])
-    assert "rank 0: send and recv of float32 (1,) at train.py:1" in str(error)
-    _, [error] = to_itself(backend, ["recv"], [1])
-    assert isinstance(error, CollectiveTimeoutError)
-    assert "0.02 s for its own send" in str(error)
-
-
-@few
 @given(
     name=st.sampled_from(["all_reduce", "broadcast", "barrier", "isend"]),
     asynchronous=st.booleans(),
@@ -193,25 +129,6 @@ def test_each_rank_captures_on_its_own_device(count, seed):
     assert simgpu.ranks(count, capture, schedule=seed) == [[3.0 + i] * 2 for i in range(count)]
 
 
-@few
-@given(count=strategies.world_sizes(1, 3), seconds=st.integers(1, 99), parts=st.integers(0, 2))
-def test_timeout_longer_than_any_wait_is_accepted(count, seconds, parts):
-    limit = timedelta(seconds=seconds)
-    # By the name that it has in newer releases, or the one that it had before.
-    c10d = dist.distributed_c10d
-    set_timeout = getattr(dist, "set_timeout", c10d._set_pg_timeout)
-
-    def use(rank):
-        for group in (None, *(dist.new_group(range(count)) for _ in range(parts))):
-            set_timeout(limit, group)
-        dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(limit)
-        x = torch.ones(1, device="cuda")
-        dist.all_reduce(x)
-        return x.item()
-
-    assert simgpu.ranks(count, use) == [count] * count
-
-
 @given(
     devices=st.tuples(*[st.sampled_from(["cpu", "cuda:0", "cuda:1", 1])] * 2),
     by_call=st.booleans(),
@@ -233,3 +150,39 @@ def test_rpc_refuses_to_map_devices(devices, by_call):
         return
     with pytest.raises(UnsupportedError, match="do not travel by RPC"):
         make()
+
+
+def add_in_modes(rank, modes):
+    """Sums of one tensor, each with a mode to make it in, to call in and to wait in."""
+    found = []
+    for number, (made, called, waited, asynchronous) in enumerate(modes):
+        with torch.inference_mode(made):
+            x = torch.full((3,), float(rank + number), device="cuda")
+        with torch.inference_mode(called):
+            work = dist.all_reduce(x, async_op=asynchronous)
+        with torch.inference_mode(waited):
+            if asynchronous:
+                work.wait()
+        found.append((x.tolist(), x.is_inference()))
+    return found
+
+
+def expected(count, modes):
+    total = sum(range(count))
+    return [[([float(total + count * i)] * 3, made) for i, (made, *_) in enumerate(modes)]] * count
+
+
+MODES = st.lists(st.tuples(*[st.booleans()] * 4), min_size=1, max_size=4)
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), modes=MODES, seed=schedules)
+def test_call_works_in_any_inference_mode(count, modes, seed):
+    found = simgpu.ranks(count, lambda rank: add_in_modes(rank, modes), schedule=seed)
+    assert found == expected(count, modes)
+
+
+@pytest.mark.full
+def test_processes_call_in_any_inference_mode():
+    modes = [(i < 4, i % 4 < 2, i % 2 < 1, asked) for i in range(8) for asked in (True, False)]
+    assert rank_processes.run(2, add_in_modes, modes) == expected(2, modes)

@@ -1,12 +1,10 @@
 """The order in which ranks in threads go on, the numbers they draw, and what they leave behind."""
 
-import contextlib
 import gc
 import os
 import random
 import sys
 import threading
-import weakref
 
 import numpy
 import pytest
@@ -142,48 +140,6 @@ def test_nothing_is_left_behind(count, seed, fails):
     else:
         simgpu.ranks(count, use, schedule=seed)
     assert left_behind() == before
-
-
-class Local:
-    """Something that a rank has in a variable of its own."""
-
-
-def raise_on_purpose(rank):
-    if rank == 0:
-        raise SimGPUError("on purpose")
-
-
-def call_alone(rank):
-    if rank == 0:
-        dist.barrier(device_ids=[0])
-
-
-ENDINGS = {
-    "it returns": lambda rank: dist.barrier(device_ids=[rank]),
-    "a rank raises": raise_on_purpose,
-    "a rank waits for ever": call_alone,
-    "shapes differ": lambda rank: dist.all_reduce(torch.ones(rank + 1, device="cuda")),
-    "nobody receives": lambda rank: dist.isend(torch.ones(1, device="cuda"), 0) if rank else None,
-    "memory is out": lambda rank: torch.empty(2**50, device="cuda"),
-}
-
-
-@few
-@given(count=strategies.world_sizes(2, 4), seed=schedules, which=st.sampled_from([*ENDINGS]))
-def test_variables_of_ranks_are_freed_with_their_world(count, seed, which):
-    """However it ends: errors have tracebacks, and these lead to groups and variables."""
-    had = []
-
-    def use(rank):
-        mine = Local()
-        had.append(weakref.ref(mine))
-        dist.all_reduce(torch.ones(2, device="cuda"))
-        return ENDINGS[which](rank) and mine is None
-
-    with contextlib.suppress(SimGPUError, torch.OutOfMemoryError):
-        simgpu.ranks(count, use, schedule=seed)
-    gc.collect()
-    assert [each() for each in had] == [None] * count
 
 
 def count_up(**how):

@@ -406,3 +406,28 @@ def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places, shown)
     assert (agreed[0] == agreed[1]) == (one == other)
     for seen, text in zip(texts, shown, strict=True):
         assert text.startswith(seen.rstrip("\ufffd"))
+
+
+def test_rank_without_its_own_send_raises():
+    backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(milliseconds=20))
+    transport, found = process_transport.ProcessTransport(backend, "0", [0]), []
+    says = [f"send and recv of float32 ({size},)" for size in range(3)]
+    for number, kind, size in [
+        *((1, "send", 1), (1, "recv", 1)),
+        *((2, "send", 1), (2, "recv", 2), (3, "recv", 1)),
+    ]:
+        tensor = torch.full((size,), float(number) if kind == "send" else -1.0)
+        ins, outs = ([tensor], []) if kind == "send" else ([], [tensor])
+        call = Call(kind, says[size], ins, outs, place="train.py:1", number=number)
+        found.append(Pending(call))
+        transport.submit(found[-1], awaited=False)
+        if kind == "send":  # it is on its way
+            tensor.zero_()
+    _, received, _, other, late = found
+    received.wait_and_raise(None)
+    assert received.call.outs[0].tolist() == [1.0]
+    with pytest.raises(CollectiveMismatchError, match=r"rank 0: send .* \(1,\) at train.py:1"):
+        other.wait_and_raise(None)
+    with pytest.raises(CollectiveTimeoutError, match=r"0\.02 s for its own send"):
+        late.wait_and_raise(None)
+    transport.closing()()

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.algorithms import Join
 from torch.distributed.launcher import api
@@ -115,21 +115,6 @@ def test_a_rank_whose_error_another_one_reports_prints_a_line(simulated, capsys)
 )
 def test_torchruns_summary_names_the_program(args, name):
     assert api._get_entrypoint_name(sys.executable, args) == name
-
-
-@settings(max_examples=5)
-@given(counts=st.lists(st.integers(1, 3), min_size=2, max_size=2, unique=True))
-@example(counts=[2, 1])
-@pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
-def test_calls_of_several_tensors_are_numbered(counts):
-    def call(rank):
-        dist.all_reduce_coalesced([torch.ones(3, device="cuda")] * counts[rank])
-
-    with pytest.raises(CollectiveMismatchError) as raised:
-        simgpu.ranks(len(counts), call)
-    for count in {*counts}:
-        position = f" (1 of {count})" if count > 1 else ""
-        assert f": all_reduce float32 (3,) SUM{position} at {__file__}:" in str(raised.value)
 
 
 @settings(max_examples=5)

@@ -4,7 +4,6 @@ What they need of PyTorch takes seconds to import: tests import it, and their co
 """
 
 import copy
-import functools
 import math
 
 import pytest
@@ -208,39 +207,6 @@ def test_random_distributed_tensors_are_drawn_as_by_the_first_rank(count, seed, 
     assert all(state == first for state in others)
 
 
-@few
-@given(
-    count=strategies.world_sizes(1, 4),
-    dim=st.sampled_from([0, 1, 2]),
-    causal=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_attention_of_distributed_tensors_is_that_of_whole_ones(count, dim, causal, seed):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    generator = torch.Generator().manual_seed(seed)
-    size = 2 * count  # which the ranks divide: no kernel of attention takes an empty part
-    # Heads of 4 numbers: CUDA computes unaligned ones in steps, whose mask is not distributed.
-    whole = [torch.randn(size, size, size, 4, generator=generator) for _ in range(3)]
-    whole = [x.requires_grad_() for x in whole]
-    attention = functools.partial(nn.functional.scaled_dot_product_attention, is_causal=causal)
-    wanted = attention(*whole)
-    wanted.square().sum().backward()
-
-    def attend(rank):
-        mesh = init_device_mesh("cuda", (count,))
-        parts = [distribute_tensor(x.detach().cuda(), mesh, [Shard(dim)]) for x in whole]
-        mine = [part.requires_grad_() for part in parts]
-        out = attention(*mine)
-        out.square().sum().backward()
-        return full([out.detach()]), full(x.grad for x in mine)
-
-    for out, gradients in simgpu.ranks(count, attend):
-        torch.testing.assert_close(out, [wanted.detach()])
-        torch.testing.assert_close(gradients, [x.grad for x in whole])
-
-
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B"])
 def test_a_pipeline_has_the_gradients_of_the_whole_model(count, kind):
@@ -293,26 +259,3 @@ def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(saved, loaded, seed, t
     simgpu.ranks(saved, save)
     for found in simgpu.ranks(loaded, load):
         assert all(map(torch.equal, found, net.parameters()))
-
-
-@few
-@given(count=strategies.world_sizes(1, 4), seed=st.integers(0, 99))
-def test_a_sharded_optimizer_steps_as_a_whole_one(count, seed):
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    net, x = network(seed), whole_numbers((count * 2, 3), seed)
-    make = functools.partial(torch.optim.Adam, lr=0.1)
-
-    def train(rank):
-        ddp = nn.parallel.DistributedDataParallel(copy.deepcopy(net).cuda(), device_ids=[rank])
-        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.1)
-        (ddp(x[rank::count].cuda()).sum() * count).backward()
-        optimizer.step()
-        return [parameter.detach().cpu() for parameter in ddp.parameters()]
-
-    single = copy.deepcopy(net)
-    optimizer = make(single.parameters())
-    single(x).sum().backward()
-    optimizer.step()
-    for found in simgpu.ranks(count, train):
-        torch.testing.assert_close(found, [p.detach() for p in single.parameters()])

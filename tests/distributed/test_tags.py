@@ -95,14 +95,6 @@ def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
     assert together(2, run) == ([expected, []] if itself else [[], expected])
 
 
-def test_a_tag_below_0_is_refused_where_tags_are_looked_at():
-    def send(rank):
-        dist.isend(torch.ones(1), 1 - rank, tag=-1)
-
-    with pytest.raises(RuntimeError, match="Tag must be nonnegative"):
-        simgpu.ranks(2, send, backend="gloo")
-
-
 def test_an_error_names_the_tag():
     def send(rank):
         if rank == 0:

@@ -50,48 +50,6 @@ def event(_):
     return (lambda: it.wait() and "come"), it.set
 
 
-def asked_event(_):
-    it = threading.Event()
-
-    def wait():
-        while not it.is_set():
-            pass
-        return "come"
-
-    return wait, it.set
-
-
-def condition(_):
-    it, come = threading.Condition(), []
-
-    def wait():
-        with it:
-            return it.wait_for(lambda: come)[0]
-
-    def act():
-        with it:
-            come.append("come")
-            it.notify()
-
-    return wait, act
-
-
-def simple_queue(_):
-    boxes = {}  # made within the world, where the class is another one
-    made = threading.Barrier(2)
-
-    def wait():
-        boxes["it"] = queue.SimpleQueue()
-        made.wait()
-        return boxes["it"].get()
-
-    def act():
-        made.wait()
-        boxes["it"].put("come")
-
-    return wait, act
-
-
 def fifo(_):
     it = queue.Queue()
     return it.get, lambda: it.put("come")
@@ -106,18 +64,6 @@ def lock(_):
     it = threading.Lock()
     it.acquire()
     return (lambda: it.acquire() and "come"), it.release
-
-
-def thread(_):
-    it = threading.Event()
-
-    def wait():
-        helper = threading.Thread(target=it.wait)
-        helper.start()
-        helper.join()
-        return "come"
-
-    return wait, it.set
 
 
 def connection(_):
@@ -206,13 +152,9 @@ WAYS = {
     "a loop that sleeps by a name of its own": polls(lambda: sleep(MOMENT)),
     "a loop that sleeps for no time": polls(lambda: time.sleep(0)),
     "an event": event,
-    "an event asked in a loop": asked_event,
-    "a condition": condition,
-    "a simple queue": simple_queue,
     "a queue": fifo,
     "a future": future,
     "a lock": lock,
-    "a thread": thread,
     "a connection": connection,
     "select": selected(lambda one: select.select([one], [], [])[0][0]),
     "select for an hour": selected(lambda one: select.select([one], [], [], 3600)[0][0]),
@@ -272,7 +214,7 @@ def test_a_rank_that_asks_a_store_waits_for_one_that_sleeps(times):
     assert simgpu.ranks(2, go) == [b"come", None]
 
 
-@pytest.mark.parametrize("way", ["an event", "a condition", "a queue", "a future", "a lock"])
+@pytest.mark.parametrize("way", ["an event", "a queue", "a future", "a lock"])
 def test_wait_for_an_action_of_no_rank_is_a_deadlock(tmp_path, way):
     wait, _ = WAYS[way](tmp_path)
 
@@ -330,20 +272,6 @@ def test_an_older_thread_at_work_is_waited_for():
 
     assert simgpu.ranks(2, go) == [0, 1]
     older.join()
-
-
-def test_a_thread_of_no_rank_is_waited_for():
-    """It computes, and nothing says that it will come to an end."""
-
-    def go(rank):
-        come = threading.Event()
-        helper = threading.Thread(target=lambda: sum(range(10**6)) and come.set())
-        helper.start()
-        assert come.wait(timeout=60)
-        helper.join()
-        return rank
-
-    assert simgpu.ranks(2, go) == [0, 1]
 
 
 def test_wait_times_out_when_no_thread_ends_it():

@@ -76,20 +76,6 @@ def test_impossible_devices_of_a_world_are_refused(block, named, error, text):
         simgpu.ranks(2, sort_of, **named)
 
 
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda x: dist.broadcast(x, src=5), "broadcast float32 (1,) from 5: invalid root rank: 5"),
-        (lambda x: dist.reduce(x, dst=2), "invalid root rank: 2, group '0' has 2 ranks, from 0"),
-        (lambda x: dist.scatter(x, src=2), "invalid root rank: 2"),
-        (lambda x: dist.send(x, dst=2), "invalid rank: 2"),
-    ],
-)
-def test_rank_outside_all_groups_is_reported(call, text):
-    with pytest.raises(ValueError, match=re.escape(text)):
-        simgpu.ranks(2, lambda rank: call(torch.ones(1, device="cuda")))
-
-
 @pytest.mark.parametrize("named", [{"model": "Z9"}, {"memory": "much"}, {"rng": "dice"}])
 def test_unknown_sort_is_refused(named):
     with pytest.raises(ValueError, match=str(*named.values())):

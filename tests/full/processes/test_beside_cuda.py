@@ -64,14 +64,6 @@ for count in (1, 3):
         assert accelerator() == torch.device("simgpu")
     assert accelerator() is None and in_a_thread(accelerator) is None
     assert str(torch.device("simgpu:1")) == "simgpu:1"
-""",
-    )
-
-
-def test_devices_without_a_block_are_the_accelerator_until_they_end(python):
-    ran(
-        python,
-        """
 simgpu.enable(2)
 assert accelerator() == torch.device("simgpu")
 simgpu.disable()

@@ -223,38 +223,6 @@ print(first.exitcode, second.exitcode)
     assert check(script) == ["(4, 2.0) 4", "2.0", "0 0"]
 
 
-SPAWNED = """
-import os, torch, simgpu
-import torch.multiprocessing as mp
-
-def child_of_its_own(answers):
-    with simgpu.devices(2):
-        answers.put((torch.simgpu.device_count(), str(torch.ones(2, device="simgpu:0").device)))
-
-def child(answers):
-    answers.put((torch.simgpu.device_count(), str(torch.ones(2, device="simgpu:2").device)))
-
-if __name__ == "__main__":
-    with simgpu.devices(4):
-        x = torch.ones(2, device="simgpu:1")
-        context = mp.get_context("spawn")
-        answers = [context.SimpleQueue(), context.SimpleQueue()]
-        first = context.Process(target=child_of_its_own, args=answers[:1])
-        first.start()
-        os.environ["SIMGPU_DEVICE_COUNT"] = "3"
-        second = context.Process(target=child, args=answers[1:])
-        second.start()
-        print(answers[0].get(), answers[1].get())
-        first.join()
-        second.join()
-        print(first.exitcode, second.exitcode)
-"""
-
-
-def test_a_spawned_child_has_devices_of_its_own(check):
-    assert check(SPAWNED) == ["(2, 'simgpu:0') (3, 'simgpu:2')", "0 0"]
-
-
 LOADED = """
 import gc, torch, simgpu
 from torch.utils.data import DataLoader, Dataset
@@ -278,11 +246,6 @@ def load(pin, workers, method):
     return loader
 """
 
-SPAWNED_WORKERS = """
-if __name__ == "__main__":
-    with simgpu.devices(4):
-        load(True, 1, "spawn")
-"""
 
 FORKED_WORKERS = """
 class Refused(Dataset):
@@ -311,10 +274,6 @@ def test_a_loader_has_forked_workers_on_the_cpu(check):
     *lines, refused = check(LOADED + FORKED_WORKERS)
     assert lines == ["[True, True]", "True", "[False, False]", "True"]
     assert "Cannot re-initialize simgpu in forked subprocess" in refused
-
-
-def test_a_loader_has_spawned_workers_on_the_cpu(check):
-    assert check(LOADED + SPAWNED_WORKERS) == ["[True, True]", "True"]
 
 
 def test_the_end_waits_for_threads_that_compute(monkeypatch):
