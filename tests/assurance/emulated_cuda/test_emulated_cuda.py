@@ -55,7 +55,7 @@ def _has_cuda():
     return (build.site_packages() / "torch" / "lib" / "libtorch_cuda.so").exists()
 
 
-def test_build_without_cuda_says_what_to_install(tmp_path, monkeypatch):
+def test_build_without_cuda_names_the_missing_build(tmp_path, monkeypatch):
     (tmp_path / "torch" / "lib").mkdir(parents=True)
     (tmp_path / "torch" / "version.py").write_text("")
     monkeypatch.setattr(build, "site_packages", lambda: tmp_path)
@@ -67,35 +67,42 @@ def test_build_without_cuda_says_what_to_install(tmp_path, monkeypatch):
 needs_cuda_build = pytest.mark.skipif(not _has_cuda(), reason="torch is a build without CUDA")
 
 
-def python(code, **machine):
+@pytest.fixture
+def printed(tmp_path):
     """What a Python program on emulated GPUs prints, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=Machine(**machine).environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+
+    def run(code, **machine):
+        path = tmp_path / "program.py"
+        path.write_text(code)
+        done = subprocess.run(
+            [sys.executable, path],
+            cwd=ROOT,
+            env=Machine(**machine).environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
 
 
 @needs_cuda_build
 @pytest.mark.parametrize("model", MODELS)
-def test_machine_has_the_devices_asked_for(model):
+def test_machine_has_the_devices_asked_for(printed, model):
     code = (
         "import json, torch\n"
         "p = torch.cuda.get_device_properties(2)\n"
         "print(json.dumps([torch.cuda.device_count(), p.name, p.total_memory]))"
     )
-    count, name, memory = python(code, devices=3, model=model, memory=1 << 30)
+    count, name, memory = printed(code, devices=3, model=model, memory=1 << 30)
     assert (count, memory) == (3, 1 << 30)
     assert model in name.lower()
 
 
 @needs_cuda_build
-def test_copies_are_real_and_kernels_are_repeated_for_values():
+def test_copies_are_real_and_kernels_are_repeated_for_values(printed):
     code = """
 import json, torch
 x = torch.arange(4.0).to("cuda:1").to("cuda:0")
@@ -105,11 +112,11 @@ values.switch_on()
 sums = [(x + 1).tolist(), sum(values.computed.values())]
 print(json.dumps([x.tolist(), without == [1, 2, 3, 4], *sums]))
 """
-    assert python(code, devices=2) == [[0, 1, 2, 3], False, [1, 2, 3, 4], 1]
+    assert printed(code, devices=2) == [[0, 1, 2, 3], False, [1, 2, 3, 4], 1]
 
 
 @needs_cuda_build
-def test_values_are_those_of_the_cpu_also_within_other_operators():
+def test_values_are_those_of_the_cpu_also_within_other_operators(printed):
     code = """
 import json, torch
 from tests.assurance.emulated_cuda import values
@@ -124,7 +131,7 @@ print(json.dumps([
     torch.linalg.eigvals(torch.diag(x.double())).real.sort().values.tolist(),
 ]))
 """
-    assert python(code, devices=1) == [
+    assert printed(code, devices=1) == [
         [False, True, False, True],
         [0, 1, 1, 1, 0, 1],
         [5, 3],
@@ -152,9 +159,9 @@ print(json.dumps(seen))
 
 
 @needs_cuda_build
-def test_backward_works_on_gpus_beside_simulated_devices():
+def test_backward_works_on_gpus_beside_simulated_devices(printed):
     within = "simgpu"
-    assert python(BESIDE, devices=2) == [
+    assert printed(BESIDE, devices=2) == [
         ["cuda:1", "cuda"],
         ["cuda:1", within],
         ["simgpu:1", within],
@@ -183,12 +190,5 @@ if __name__ == "__main__":
 
 
 @needs_cuda_build
-def test_processes_share_memory_by_handles(tmp_path):
-    path = tmp_path / "share.py"
-    path.write_text(SHARE)
-    environment = Machine(devices=2).environment()
-    done = subprocess.run(
-        [sys.executable, path], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["cuda:1", [7.0, 7.0, 7.0]]
+def test_processes_share_memory_by_handles(printed):
+    assert printed(SHARE, devices=2) == ["cuda:1", [7.0, 7.0, 7.0]]

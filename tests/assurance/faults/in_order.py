@@ -19,7 +19,7 @@ def give_up(*_):
 MISSING = "test_only_missing_parts_are_reported"
 PATHS = "test_a_step_is_reported_if_no_path_leads_to_it"
 REUSE = "test_memory_is_used_again_once_all_its_readers_are_known_to_be"
-BY_HAND = "test_any_program_takes_what_it_takes_by_hand"
+BY_HAND = "test_any_program_takes_the_time_worked_out_by_hand"
 
 RACES = [
     fault(
@@ -61,7 +61,7 @@ ASYNCHRONOUS = [
         "an event that is polled is never done",
         "Asynchronous.is_done",
         call_instead("step", give_up),
-        "test_events_are_passed_when_what_they_mark_has_run",
+        "test_an_event_is_done_when_the_work_before_it_has_run",
         raises=TimeoutError,
     ),
 ]
@@ -161,7 +161,7 @@ SCHEDULES = [
         "a replay accepts another program",
         "Replay.chose",
         instead(lambda stock: lambda *args: None),
-        "test_a_replay_of_another_program_says_where_it_diverged",
+        "test_a_replay_of_another_program_names_where_it_diverged",
     ),
     fault(
         "a deadlock names lines of Python's library",

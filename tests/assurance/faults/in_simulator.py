@@ -19,7 +19,7 @@ MEMORY = [
         "an allocation that failed is no error",
         "adopt",
         never(2),
-        "test_a_capacity_is_what_was_asked_for",
+        "test_a_device_has_the_memory_asked_for",
     ),
     fault(
         "the peak is the memory in use now",
@@ -31,7 +31,7 @@ MEMORY = [
         "empty_cache releases nothing",
         "empty_cache",
         drop_call("release"),
-        "test_every_device_gives_back_what_is_unused",
+        "test_empty_cache_releases_unused_memory_of_every_device",
     ),
     fault(
         "a resized storage forgets its bytes",

@@ -122,9 +122,5 @@ def _score(name: str, results: Sequence[Result]) -> str:
     statuses = Counter(it.verdict.status for it in results if it.killed)
     how = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     killed = f"{sum(statuses.values())} of {len(results)} mutants killed"
-    return f"{name}: {killed}: {100 * rate(results):.1f} % ({how or 'none'})"
-
-
-def rate(results: Sequence[Result]) -> float:
-    """The share that is killed."""
-    return sum(it.killed for it in results) / len(results) if results else 1.0
+    share = 100 * sum(statuses.values()) / (len(results) or 1)
+    return f"{name}: {killed}: {share:.1f} % ({how or 'none'})"

@@ -83,28 +83,22 @@ class Server:
 
     def measure(self, tests: list[str], folders: list[str]) -> Any:
         """What each of the tests costs, and which lines it runs."""
-        with tempfile.NamedTemporaryFile("r", dir=self.folder) as file:
-            items = [self.items[name] for name in tests]
-
-            def work(channel: int) -> None:
-                found = measuring.measure(items, folders, channel)
-                Path(file.name).write_text(json.dumps(found))
-
-            verdict = child.listen(*child.in_child(work, self.folder), wall_factor=60)
-            return json.loads(Path(file.name).read_text() or "{}") or vars(verdict)
+        items = [self.items[name] for name in tests]
+        return self._from_child(lambda channel: measuring.measure(items, folders, channel))
 
     def imported(self, folders: list[str]) -> Any:
         """The lines that importing every module of the folders runs, as bits by file."""
-        return self._from_child(lambda: measuring.imported(folders))
+        return self._from_child(lambda _: measuring.imported(folders))
 
-    def _from_child(self, find: Callable[[], Any]) -> Any:
+    def _from_child(self, find: Callable[[int], Any]) -> Any:
+        """What a child finds; its verdict, if it has ended before."""
         with tempfile.NamedTemporaryFile("r", dir=self.folder) as file:
 
             def work(channel: int) -> None:
-                Path(file.name).write_text(json.dumps(find()))
+                Path(file.name).write_text(json.dumps(find(channel)))
 
-            child.listen(*child.in_child(work, self.folder))
-            return json.loads(Path(file.name).read_text() or "{}")
+            verdict = child.listen(*child.in_child(work, self.folder), wall_factor=60)
+            return json.loads(Path(file.name).read_text() or "{}") or vars(verdict)
 
     def mutant(
         self, path: str, text: str | None, tests: list[str], costs: dict[str, float]

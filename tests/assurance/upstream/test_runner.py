@@ -141,7 +141,7 @@ def test_unexpected_failure_counts(run):
         (["--pytorch", "no/such/folder"], "no/such/folder"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(run, arguments, says):
+def test_a_wrong_call_names_the_mistake(run, arguments, says):
     done = run(*arguments)
     assert done.returncode == 2
     assert says in done.stderr

@@ -11,7 +11,7 @@ import simgpu
     numbers=st.lists(st.integers(0, 2), min_size=2, max_size=5),
     seed=st.none() | st.integers(0, 2**16),
 )
-def test_gradients_are_right_whatever_streams_the_forward_used(simulated, numbers, seed):
+def test_gradients_are_right_on_any_streams(simulated, numbers, seed):
     """`numbers` are the streams of the operators; the caller's is the default one."""
     device = simulated[0]
     with simgpu.asynchronous(seed):

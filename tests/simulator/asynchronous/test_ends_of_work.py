@@ -108,7 +108,7 @@ def work_left(device, rounds):
 
 
 @given(rounds=st.integers(40, 60))
-def test_an_event_keeps_nothing_of_what_came_before(simulated, rounds):
+def test_an_event_keeps_no_finished_work(simulated, rounds):
     """Each kernel comes after the one before: once it has run, it is forgotten."""
     assert work_left(simulated[0], rounds) == work_left(simulated[0], 1)
 

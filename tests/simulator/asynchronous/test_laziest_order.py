@@ -107,7 +107,7 @@ class Program:
         *(("launch", 1), ("pass", 1, 0), ("finish stream", 1)),
     ]
 )
-def test_nothing_runs_but_what_is_waited_for(simulated, program):
+def test_only_awaited_work_runs(simulated, program):
     oracle = Oracle()
     with simgpu.asynchronous():
         real = Program(simulated[0])
@@ -121,7 +121,7 @@ def test_nothing_runs_but_what_is_waited_for(simulated, program):
     launched=st.lists(st.tuples(streams, st.none() | streams), min_size=3, max_size=10),
     seed=st.integers(0, 2**32),
 )
-def test_nothing_runs_before_what_it_needs(simulated, launched, seed):
+def test_nothing_runs_before_the_work_it_needs(simulated, launched, seed):
     """Each launch sums up what comes before it by the oracle; what has not run is NaN."""
     oracle, sums, stream = Oracle(), [], 0
     with simgpu.asynchronous(seed):

@@ -1,4 +1,4 @@
-"""Who finds memory overwritten that was given back while several streams had yet to read it."""
+"""Memory that was freed while streams had yet to read it: which of them find it overwritten."""
 
 import pytest
 import torch
@@ -56,6 +56,14 @@ class Oracle:
             self.spoilt |= self.unread
 
 
+ALLOCATE = ("allocate",)
+
+
+def case(reads, *steps, recorded=(), early=(), index=0, older=False):
+    drawn = {"reads": reads, "steps": [*steps], "recorded": {*recorded}, "early": {*early}}
+    return {**drawn, "index": index, "older": older}
+
+
 @pytest.mark.without("--races", reason="races on purpose")
 @given(
     index=st.integers(0, 7),
@@ -66,61 +74,19 @@ class Oracle:
     recorded=st.sets(readers, max_size=2),
     early=st.sets(readers, max_size=1),
     steps=st.lists(
-        st.tuples(st.just("allocate"))
+        st.just(ALLOCATE)
         | st.tuples(st.just("wait"), readers, ways)
         | st.tuples(st.just("finish"), readers),
         max_size=6,
     ),
 )
-@example(
-    index=0,
-    older=False,
-    reads=[(0, 1), (1, 1)],
-    recorded={0},
-    early=set(),
-    steps=[("allocate",), ("finish", 0), ("allocate",)],
-)
-@example(
-    index=0,
-    older=False,
-    reads=[(0, 9), (1, 1)],
-    recorded=set(),
-    early={1},
-    steps=[("allocate",)],
-)
-@example(
-    index=0,
-    older=False,
-    reads=[(0, 1), (1, 1)],
-    recorded=set(),
-    early=set(),
-    steps=[("wait", 1, "stream"), ("allocate",), ("finish", 1)],
-)
-@example(
-    index=0,
-    older=False,
-    reads=[(0, 1), (1, 1)],
-    recorded=set(),
-    early=set(),
-    steps=[("wait", 0, "stream"), ("allocate",), ("wait", 1, "stream")],
-)
-@example(
-    index=0,
-    older=False,
-    reads=[(0, 1), (1, 1)],
-    recorded=set(),
-    early=set(),
-    steps=[("wait", 1, "another stream"), ("allocate",), ("finish", 1)],
-)
-@example(
-    index=0,
-    older=False,
-    reads=[(0, 1), (1, 1)],
-    recorded=set(),
-    early=set(),
-    steps=[("wait", 1, "timed event"), ("allocate",), ("finish", 1)],
-)
-@example(index=1, older=True, reads=[(0, 1)], recorded=set(), early=set(), steps=[("allocate",)])
+@example(**case([(0, 1), (1, 1)], ALLOCATE, ("finish", 0), ALLOCATE, recorded={0}))
+@example(**case([(0, 9), (1, 1)], ALLOCATE, early={1}))
+@example(**case([(0, 1), (1, 1)], ("wait", 1, "stream"), ALLOCATE, ("finish", 1)))
+@example(**case([(0, 1), (1, 1)], ("wait", 0, "stream"), ALLOCATE, ("wait", 1, "stream")))
+@example(**case([(0, 1), (1, 1)], ("wait", 1, "another stream"), ALLOCATE, ("finish", 1)))
+@example(**case([(0, 1), (1, 1)], ("wait", 1, "timed event"), ALLOCATE, ("finish", 1)))
+@example(**case([(0, 1)], ALLOCATE, index=1, older=True))
 def test_freed_memory_is_overwritten_for_late_readers(
     simulated, index, older, reads, recorded, early, steps
 ):

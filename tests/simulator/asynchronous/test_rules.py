@@ -47,7 +47,7 @@ def test_copies_between_host_and_device(simulated, pinned, non_blocking, to_devi
             assert result.sum().item() == 3
 
 
-def test_events_are_passed_when_what_they_mark_has_run(simulated):
+def test_an_event_is_done_when_the_work_before_it_has_run(simulated):
     with simgpu.asynchronous() as queued:
         first, last = (torch.simgpu.Event(enable_timing=True) for _ in range(2))
         assert first.query()  # never recorded
@@ -216,7 +216,7 @@ def test_a_queue_is_as_long_as_that_of_cuda(simulated):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_transforms_compute_what_they_compute_at_once(simulated):
+def test_transforms_compute_as_at_once(simulated):
     x = torch.arange(3.0).to("simgpu:0")
     torch.ones(2, device="simgpu:0", requires_grad=True).sum().backward()
     hessian = torch.func.hessian(lambda x: (x**3).sum())

@@ -60,7 +60,7 @@ def test_memory_of_no_bytes_finds_room(simulated):
 
 @pytest.mark.without("--async", reason="a loss is reported at once")
 @given(index=st.integers(0, 2), at=st.integers(0, 3))
-def test_a_lost_device_is_of_no_use_until_the_devices_end(index, at):
+def test_a_lost_device_raises_until_the_devices_end(index, at):
     def use(device):
         torch.ones(2, device=device)
 
@@ -143,21 +143,13 @@ def test_lost_device_is_reported_at_the_end_without_a_wait():
 def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype, order, fresh):
     """Whatever the other devices do before and after, and whatever memory is asked for."""
 
-    def ask(turn, like):
-        """Memory that nobody fills, before launch `turn`: for that, CUDA launches nothing."""
-        for alike in fresh[turn]:
-            if alike:
-                torch.empty_like(like)
-            else:
-                torch.empty(3, device=like.device)
-
     def launches(t):
-        ask(0, t)
-        t = t.t().contiguous()
-        ask(1, t)
-        t = t.neg()
-        ask(2, t)
-        return t.neg()
+        steps = (lambda t: t.t().contiguous(), torch.neg, torch.neg)
+        for step, memory in zip(steps, fresh, strict=True):
+            for alike in memory:  # that nobody fills: for that, CUDA launches nothing
+                torch.empty_like(t) if alike else torch.empty(3, device=t.device)
+            t = step(t)
+        return t
 
     device, simulated = simulated[index], [simulated[place] for place in order]
     index = order.index(index)

@@ -36,7 +36,7 @@ def count_of(step, kind):
 
 
 @given(kind=st.sampled_from(KINDS), size=st.integers(1, 5))
-def test_failures_of_devices_named_cuda_say_cuda(kind, size):
+def test_failures_of_devices_named_cuda_name_cuda(kind, size):
     with simgpu.as_cuda(2):
         x = torch.ones(size, device="cuda:0")
         report = simgpu.sweep(lambda: ((x + 1).to("cuda:1") * 2).tolist(), kind)
@@ -373,7 +373,7 @@ def test_a_recovered_result_may_differ_by_rounding(simulated, dtype, scale, ulps
     assert bool(point.problems) == (min(ulps, 1 / epsilon) > min(64, epsilon**-0.5))
 
 
-def test_a_comparison_of_the_users_judges_what_recovers(simulated):
+def test_a_given_comparison_judges_recovered_steps(simulated):
     step = halving(simulated[0], "zero_grad")
     seen = []
 

@@ -20,7 +20,7 @@ lines = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ASKING)), min_size
 
 
 @given(programs=st.lists(st.tuples(files, lines), min_size=2))
-def test_a_place_is_the_line_that_runs(programs):
+def test_calling_line_is_the_line_that_runs(programs):
     """Also where a program that has ended leaves the address of its code to the next one."""
     by_torch = torch.no_grad()(calling_line)
     for file, asking in programs:

@@ -209,17 +209,3 @@ def test_a_forked_child_can_add_an_instrument_whose_parent_held_the_lock(python)
         "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n",
     )
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
-
-
-@given(start=st.integers(0, 9), size=st.integers(0, 20), fill=st.booleans())
-def test_new_memory_that_is_filled_is_filled_by_a_kernel(simulated, start, size, fill):
-    """Where PyTorch is to be deterministic, as on CUDA (ATen/native/cuda/Resize.cpp)."""
-    x = torch.zeros(start, device=simulated[0])
-    torch.use_deterministic_algorithms(fill)
-    try:
-        with simgpu.trace() as records:
-            x.resize_(size)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    fills = [record.shapes for record in records if record.op.startswith("fill_")]
-    assert fills == ([((size - start,),)] if fill and size > start else [])

@@ -90,7 +90,7 @@ MAKE = (torch.empty_like, torch.ones_like, torch.randn_like, torch.Tensor.new_on
 
 
 @given(data=st.data(), dtype=strategies.dtypes())
-def test_a_tensor_that_is_made_on_the_host_is_no_work_of_a_device(simulated, data, dtype):
+def test_a_tensor_made_on_the_host_launches_nothing(simulated, data, dtype):
     """Even where it is made like one that lies there: nothing is read, and nobody waits."""
     make = data.draw(st.sampled_from(MAKE))
     of = torch.float32 if make is torch.randn_like else getattr(torch, dtype)

@@ -223,7 +223,7 @@ def figures(model):
 
 
 @given(events=histories(), nbytes=st.integers(1, 40 * MIB), stream=st.integers(0, 1))
-def test_an_attempt_that_is_taken_back_leaves_a_segment_at_most(events, nbytes, stream):
+def test_an_allocation_taken_back_leaves_a_segment_at_most(events, nbytes, stream):
     """So does a kernel that fails when its results have their memory, on CUDA."""
     model, tokens = CachingAllocator(0), {}
     for what, number, size, of in events:
@@ -354,7 +354,7 @@ def test_a_failed_request_reports_the_size_of_a_segment(nbytes):
 
 
 @given(current=st.integers(0, 2), kept=st.sets(st.integers(0, 2)))
-def test_every_device_gives_back_what_is_unused(current, kept):
+def test_empty_cache_releases_unused_memory_of_every_device(current, kept):
     """Whichever is current, as on CUDA."""
     with simgpu.devices(3):
         held = [torch.empty(3 * MIB, dtype=torch.uint8, device=f"simgpu:{n}") for n in range(3)]

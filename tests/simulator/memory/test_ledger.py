@@ -251,7 +251,7 @@ def test_a_summary_has_the_numbers(simulated, shape, dtype, slot):
     over=st.integers(1, 4096),
     slot=slots,
 )
-def test_a_capacity_is_what_was_asked_for(memory, over, slot):
+def test_a_device_has_the_memory_asked_for(memory, over, slot):
     with simgpu.devices(2, memory=memory) as devices:
         torch.empty(4096, dtype=torch.uint8, device=devices[slot])
         with pytest.raises(torch.OutOfMemoryError, match=r"capacity of 4\.00 KiB of which 4\.00"):

@@ -99,13 +99,13 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @given(halves=st.integers(0, 99), unit=st.sampled_from(sorted(UNITS)), blank=st.booleans())
-def test_memory_is_what_its_text_says(halves, unit, blank):
+def test_memory_text_is_read_in_its_unit(halves, unit, blank):
     text = f" {halves / 2}{' ' * blank}{unit} "
     assert capacities(2, [text, "1KiB"]) == [halves * UNITS[unit] // 2, 1024]
 
 
 @pytest.mark.parametrize("memory", ["", "much", "GiB", "1e3", "1 gib", "1KiB2"])
-def test_memory_that_is_no_amount_is_refused(memory):
+def test_invalid_memory_text_is_refused(memory):
     with pytest.raises(ValueError, match=r"memory=.* must be a number of bytes .* such as '16GiB'"):
         capacities(2, [memory, 0])
 

@@ -93,7 +93,7 @@ def test_the_sender_counts_its_memory_and_the_receiver_nothing(simulated, names)
     del new
 
 
-def test_a_tensor_that_is_sent_back_is_the_memory_that_was_sent(simulated):
+def test_a_tensor_sent_back_is_the_memory_sent(simulated):
     x = made(simulated[2])
     first = ForkingPickler.loads(ForkingPickler.dumps(x))
     again = ForkingPickler.loads(ForkingPickler.dumps(first[1:]))

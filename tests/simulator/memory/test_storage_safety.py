@@ -135,7 +135,7 @@ AS_STRIDED = {
 
 
 @pytest.mark.parametrize("name", sorted(AS_STRIDED))
-def test_as_strided_in_place_does_what_it_does_on_the_cpu(simulated, name):
+def test_as_strided_in_place_does_as_on_the_cpu(simulated, name):
     def seen(device):
         x = torch.arange(4.0, device=device)[1:]
         try:

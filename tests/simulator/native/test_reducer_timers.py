@@ -20,7 +20,7 @@ NODE = ctypes.c_int64 * 7
     more=st.sampled_from([0, 0, -1, 1, 1 << 40]),
     last=st.sampled_from([0, 0, 8, 3]),
 )
-def test_a_table_is_read_if_it_has_as_many_nodes_as_it_says(keys, more, last):
+def test_a_table_is_read_if_its_count_of_nodes_is_right(keys, more, last):
     """The last one may lead to where nothing can be read, as in a table of another layout."""
     nodes = [NODE(0, (0x1234 << 8) | key, *[key] * 4) for key in keys]
     addresses = [ctypes.addressof(node) for node in nodes]

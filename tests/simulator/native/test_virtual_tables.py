@@ -20,7 +20,7 @@ class Functions:
         return lambda: self.replaced.pop(position)
 
 
-def test_a_table_that_is_not_understood_is_put_back(simulated, monkeypatch):
+def test_an_unknown_table_of_functions_is_put_back(simulated, monkeypatch):
     """Another PyTorch may order its functions otherwise: then it goes on as it was."""
     monkeypatch.setattr(torch._C, "_accelerator_getDeviceIndex", lambda: 0)
     table = Functions()
@@ -29,7 +29,7 @@ def test_a_table_that_is_not_understood_is_put_back(simulated, monkeypatch):
     assert not table.replaced
 
 
-def test_hooks_whose_table_stays_say_whether_there_are_devices():
+def test_hooks_in_python_answer_whether_there_are_devices():
     hooks = guard.BackendHooks()
     with simgpu.devices(2):
         assert hooks.is_available()
@@ -41,7 +41,7 @@ def test_hooks_whose_table_stays_say_whether_there_are_devices():
     more=st.lists(st.sampled_from(["new", "newer"]), unique=True),
     swapped=st.sampled_from([None, *sorted(guard_code._CODE)]),
 )
-def test_a_release_may_lack_what_is_not_replaced(lacking, more, swapped):
+def test_functions_are_found_though_a_release_lacks_others(lacking, more, swapped):
     """Every function is found at its place in the header, or none is replaced."""
     header = [name for name in guard_code._ORDER if name not in lacking] + more
     if swapped is not None:

@@ -81,7 +81,7 @@ def test_vmap_of_attention_is_attention_row_by_row(simulated, outer, dtype):
     torch.testing.assert_close(got.cpu(), expected)
 
 
-def test_attention_says_what_does_not_fit(simulated):
+def test_attention_of_unlike_tensors_raises(simulated):
     query = torch.randn(2, 2, 3, 4, device=simulated[1])
     for other in (query.cpu(), query.to(simulated[0])):
         with pytest.raises(RuntimeError, match=f"same device type.* key.device: {other.device}"):

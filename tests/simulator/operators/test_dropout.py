@@ -51,7 +51,7 @@ def test_gradients_of_half_precision_are_rounded_once(simulated, dtype, p):
 
 @pytest.mark.without("--async", reason="what its kernel checks is reported when it runs")
 @given(dtype=st.sampled_from([torch.uint8, torch.float32, torch.int64, torch.float16]))
-def test_a_mask_is_of_booleans(simulated, dtype):
+def test_dropout_refuses_a_mask_of_numbers(simulated, dtype):
     """As for CUDA's kernel; the CPU's takes numbers."""
     grad = torch.ones(3, device=simulated[0])
     with pytest.raises(RuntimeError, match=f"Mask should be Bool Scalar Type.*{dtype}"):

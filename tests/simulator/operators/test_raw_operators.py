@@ -13,7 +13,7 @@ BINARY = ("add", "sub", "mul", "div")
 
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("first", [False, True])
-def test_a_number_may_stand_for_a_tensor(simulated, name, first):
+def test_raw_operators_take_a_number_for_a_tensor(simulated, name, first):
     op = getattr(torch.ops.aten, name).Tensor
     x = values((2, 3), "float32", seed=1)
     mine, expected = (op(2.5, y) if first else op(y, 2.5) for y in (x.to(simulated[1]), x))

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 import simgpu
 
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
 KINDS = [nn.LSTM, nn.GRU, nn.RNN, functools.partial(nn.RNN, nonlinearity="relu")]
 ONE_KERNEL = {"lstm.input", "lstm.data", "gru.input", "gru.data"} | {
     f"rnn_{name}.{kind}" for name in ("tanh", "relu") for kind in ("input", "data")
@@ -64,7 +66,6 @@ def step(case, device, grad=True):
     return [result.detach().cpu() for result in results]
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(case=layers(), grad=st.booleans(), slot=st.integers(0, 7))
 def test_a_layer_has_the_bits_of_the_cpu_out_of_one_kernel(simulated, case, grad, slot):
     with simgpu.trace() as trace:
@@ -76,7 +77,6 @@ def test_a_layer_has_the_bits_of_the_cpu_out_of_one_kernel(simulated, case, grad
     assert ran.count("_cudnn_rnn_backward") == grad
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(
     case=layers(),
     slot=st.integers(0, 7),
@@ -106,7 +106,6 @@ def test_layer_runs_in_float16_under_autocast(simulated, case, slot, lower, dtyp
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(case=layers(dropout=True), slot=st.integers(0, 7))
 def test_dropout_between_layers_is_drawn_from_the_device(simulated, case, slot):
     before = torch.get_rng_state()
@@ -123,7 +122,6 @@ def test_dropout_between_layers_is_drawn_from_the_device(simulated, case, slot):
         assert torch.equal(ours, host)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(case=layers(), training=st.booleans(), enabled=st.booleans())
 def test_gradients_are_for_layers_in_training_or_without_cudnn(simulated, case, training, enabled):
     case[0].train(training)
@@ -147,7 +145,7 @@ def test_a_second_derivative_is_refused_as_with_cudnn_and_had_without(simulated)
 
 
 @pytest.mark.parametrize("which", ["input", "output", "weight"])
-def test_backward_notices_a_write_to_what_it_needs(simulated, which):
+def test_backward_notices_a_write_to_a_saved_tensor(simulated, which):
     module, x = nn.LSTM(2, 3).to(simulated[1]), torch.ones(4, 1, 2, device=simulated[1])
     out, _ = module(x)
     with torch.no_grad():
@@ -157,7 +155,6 @@ def test_backward_notices_a_write_to_what_it_needs(simulated, which):
 
 
 @pytest.mark.without("--async", reason="looks at memory as soon as it is given back")
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(case=layers(), slot=st.integers(0, 7))
 def test_saved_tensors_take_memory_until_backward(no_collector, simulated, case, slot):
     device = simulated[slot]

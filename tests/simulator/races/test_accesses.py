@@ -50,7 +50,7 @@ OVERLOADS = {"add": "Tensor", "add_": "Tensor", "_foreach_add_": "List"}
 
 
 @given(name=st.sampled_from(sorted(CALLS)))
-def test_a_schema_says_what_is_read_and_what_is_written(name):
+def test_reads_and_writes_follow_from_the_schema(name):
     x, y = torch.ones(2), torch.ones(2)
     args, kwargs, expected = CALLS[name]
     op = getattr(getattr(torch.ops.aten, name), OVERLOADS.get(name, "default"))

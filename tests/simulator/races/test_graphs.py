@@ -84,7 +84,7 @@ def test_a_graph_gets_no_memory_that_a_stream_gave_back(waits, same):
 @pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("by_event", [False, True])
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_wait_that_is_captured_orders_nothing_else(captured, by_event):
+def test_a_captured_wait_orders_nothing_else(captured, by_event):
     kind = torch.cuda
     with simgpu.as_cuda(1), simgpu.races() as found:
         x, (one, other) = torch.ones(3, device="cuda"), (kind.Stream(), kind.Stream())

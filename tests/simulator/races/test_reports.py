@@ -74,3 +74,14 @@ def test_reports_name_reads_as_the_program_does(how):
             x = torch.ones(1, device="simgpu:0")
         getattr(x, how)()
     assert f"{how}()" in str(found[0]).splitlines()[0]
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+def test_a_report_keeps_the_name_under_which_it_was_found():
+    with simgpu.as_cuda(1), simgpu.races() as found:
+        x = torch.ones(4, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.add_(1)
+        reported = str(found[0])
+    assert "on cuda:0, stream" in reported
+    assert str(found[0]) == reported

@@ -198,7 +198,7 @@ shapes = st.one_of(
 
 
 @given(shape=shapes, seed=seeds)
-def test_a_new_tensor_is_an_empty_one_that_is_filled(simulated, shape, seed):
+def test_rand_equals_an_empty_tensor_filled(simulated, shape, seed):
     """Also where it is made of numbers that were computed ahead, to which nobody may write."""
     device, generator = simulated[0], torch.simgpu.default_generators[0]
     generator.manual_seed(seed)

@@ -103,7 +103,7 @@ def test_a_single_waiting_thread_is_a_deadlock(name):
 
 
 @given(name=st.sampled_from(sorted(WAITS)), kind=st.sampled_from([None, KeyError, OSError]))
-def test_a_deadlock_says_by_what_the_program_has_answered_it(name, kind):
+def test_an_error_raised_for_a_deadlock_is_its_cause(name, kind):
     """What the program raises instead is its cause; by itself it has none."""
 
     def answer():

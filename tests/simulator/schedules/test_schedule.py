@@ -74,7 +74,7 @@ def no_thread_fails():
 
 
 @given(threads=programs(), seed=st.integers(0, 40), change=st.sampled_from(["more", "less"]))
-def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, seed, change):
+def test_a_replay_of_another_program_names_where_it_diverged(simulated, threads, seed, change):
     program = Program(threads, simulated[0])
     _, schedule = run(program, seed=seed, strategy="random")
     other = Program([*threads, ["launch"]] if change == "more" else threads[1:], simulated[0])
@@ -86,7 +86,7 @@ def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, 
         run(other, replay=schedule.token)
 
 
-def test_a_thread_that_is_ended_gives_back_no_lock_that_it_waits_for(simulated):
+def test_an_ended_thread_releases_no_lock_that_it_waits_for(simulated):
     """A condition's, which it takes again when its wait is over; found by fuzzing."""
     threads = [["wait"], ["lock"]]
     other = Program([*threads, ["launch"]], simulated[0])
@@ -98,7 +98,7 @@ def test_a_thread_that_is_ended_gives_back_no_lock_that_it_waits_for(simulated):
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have notes from 3.11 on")
 @given(error=st.sampled_from([AssertionError, KeyError, RuntimeError]), seed=st.integers(0, 9))
-def test_every_error_says_how_to_repeat_its_schedule(error, seed):
+def test_every_error_notes_how_to_repeat_its_schedule(error, seed):
     def fail():
         threading.Thread(target=time.sleep, args=(1,)).start()
         raise error

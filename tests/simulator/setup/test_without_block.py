@@ -62,7 +62,7 @@ def test_only_the_missing_device_is_reported(count, there):
             assert raised.value.__context__ is None
 
 
-def test_enable_and_disable_say_what_to_do_where_they_do_not_fit():
+def test_misplaced_enable_and_disable_name_the_way_out():
     with pytest.raises(DeviceBlockError, match=r"nothing to end.* simgpu\.enable\(n\)"):
         simgpu.disable()
     simgpu.enable(2, as_cuda=True)
@@ -122,7 +122,7 @@ def test_a_block_that_was_not_entered_is_written_as_the_program_did(count, name)
 
 
 @pytest.mark.parametrize("call", sorted(WAYS))
-def test_a_block_that_is_dropped_says_so(call):
+def test_dropped_block_warns(call):
     block = WAYS[call]()
     text = re.escape(f"write `with {call}:`, or {ENABLE[call]}")
     assert re.search(f"{re.escape(call)}, not entered: {text}", repr(block))

@@ -155,7 +155,7 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("name", sorted(SEEDS))
-def test_a_forked_child_may_seed_what_it_cannot_have(monkeypatch, name):
+def test_a_forked_child_may_seed_devices_it_cannot_use(monkeypatch, name):
     """CUDA puts it off until it has some: only the CPU's stream is seeded."""
     with simgpu.devices(2):
         state = torch.simgpu.get_rng_state(0)
@@ -210,7 +210,7 @@ def test_only_files_of_simulated_devices_need_them():
 @pytest.mark.skipif(
     not hasattr(torch.accelerator, "get_device_capability"), reason="not in this release"
 )
-def test_a_device_that_is_not_there_can_do_nothing(simulated):
+def test_capability_of_a_missing_device_raises(simulated):
     capability = torch.accelerator.get_device_capability
     assert torch.float32 in capability(simulated[-1].index)["supported_dtypes"]
     with pytest.raises(RuntimeError, match=r"simgpu:64|64"):

@@ -48,7 +48,7 @@ def all_reduce(n, size):
     return min(ring_seconds("allreduce_", *about), tree_seconds("allreduce_", *about))
 
 
-def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
+def test_ranks_wait_for_the_last_and_overlap_asynchronous_calls():
     n, count = 2, 2**20
     ends = {}
 
@@ -93,7 +93,7 @@ def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
 
 
 @given(n=st.integers(2, 3), data=st.data(), count=st.sampled_from((1, 1000)), op=st.booleans())
-def test_a_collective_moves_what_its_root_has(n, data, count, op):
+def test_gather_and_scatter_move_the_bytes_of_the_root(n, data, count, op):
     """The other ranks know only their own part, whichever comes first."""
     root = data.draw(st.integers(0, n - 1))
 

@@ -71,7 +71,7 @@ def cuda(monkeypatch):
 
 @few
 @given(steps=STEPS)
-def test_a_replay_takes_what_it_takes_by_hand(cuda, steps):
+def test_a_replay_takes_the_time_worked_out_by_hand(cuda, steps):
     expected = defaultdict(list)
     with simgpu.clock("A100", links(), host_cost=COST, launch_gap=GAP) as estimate:
         graph, _tensors = captured(steps)

@@ -18,7 +18,7 @@ from tests.simulator.timing.programs import by_hand, run
     "--races", reason="streams in no order use one tensor: their times are asked for"
 )
 @given(program=programs.programs)
-def test_any_program_takes_what_it_takes_by_hand(simulated, program):
+def test_any_program_takes_the_time_worked_out_by_hand(simulated, program):
     estimate, events, queues = run(program)
     host, passed, spans = by_hand(program)
     assert estimate.now == host

@@ -131,7 +131,7 @@ DEVICES = ("simgpu:0", "cpu")  # which may be named as torch.device, too
 
 
 @given(places=st.permutations(list(NAMES_OF_PLACES)), names=st.data(), as_devices=st.booleans())
-def test_a_place_has_several_names(simulated, places, names, as_devices):
+def test_the_end_of_a_link_has_several_names(simulated, places, names, as_devices):
     ends = [names.draw(st.sampled_from(NAMES_OF_PLACES[place])) for place in places[:2]]
     if as_devices:
         ends = [torch.device(end) if end in DEVICES else end for end in ends]
