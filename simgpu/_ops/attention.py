@@ -34,7 +34,7 @@ from simgpu._ops import attention_kernels  # noqa: F401  # declares the rows of 
 from simgpu._ops.calls import overload
 from simgpu._ops.dtypes import HALVES, SINCE_2_14, name_of
 from simgpu._ops.from_schema import by_name
-from simgpu._ops.table import row
+from simgpu._ops.table import Keys, row
 from simgpu._util.naming import DEVICE_TYPE
 
 Tensor = torch.Tensor
@@ -434,7 +434,7 @@ _ALIGNMENT = 8  # of the head sizes of flash attention, and of the rows of a mas
 
 
 def scaled_dot_product_attention(
-    _: torch._C.DispatchKeySet,
+    _: Keys,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -233,7 +233,7 @@ def _of_one_size(arguments: dict[str, Any]) -> None:
 
 
 def rescaled_qkv(arguments: dict[str, Any]) -> None:
-    """Queries, keys and values of some batch, and a bias for each of their numbers."""
+    """Raise unless `qkv` is a batch with elements, whose rows have the shape of `qkv_bias`."""
     qkv, bias = arguments["qkv"], arguments["qkv_bias"]
     if qkv.dim() != 3 or qkv.numel() == 0 or bias.shape != qkv.shape[2:]:
         refuse("_transform_bias_rescale_qkv", arguments, "qkv", "qkv_bias")

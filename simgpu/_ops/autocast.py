@@ -19,7 +19,7 @@ import torch
 
 from simgpu._core.operators import tensors_in
 from simgpu._ops.calls import overload, register_kernels, schema_of
-from simgpu._ops.table import named, row
+from simgpu._ops.table import Keys, named, row
 from simgpu._util.naming import DEVICE_TYPE
 
 # The lists of CUDA's autocast policies: which operators are cast to which dtype.
@@ -142,10 +142,8 @@ _per_thread = _PerThread()
 
 def _eligible(tensor: Tensor) -> bool:
     """Whether autocast may cast `tensor` at all."""
-    dtype = tensor.dtype
-    return (
-        dtype.is_floating_point and dtype is not torch.float64 and tensor.device.type == DEVICE_TYPE
-    )
+    is_narrow = tensor.dtype.is_floating_point and tensor.dtype is not torch.float64
+    return is_narrow and tensor.device.type == DEVICE_TYPE
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -209,7 +207,7 @@ def _casting_kernel(
     """Run `op` on its arguments cast to the dtype that `choose` finds for them."""
     run: _Kernel = op._handle.redispatch_boxed
 
-    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keys: Keys, *args: Any, **kwargs: Any) -> Any:
         with _without_autocast(_AUTOCAST_ONLY):
             # Tensors are never among the keyword arguments of these operators.
             cast = _cast_all(args, choose(args))
@@ -223,7 +221,7 @@ def _dtype_kernel(op: torch._ops.OpOverload) -> _Kernel:
     run: _Kernel = op._handle.redispatch_boxed
     position = schema_of(op).names.index("dtype")
 
-    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keys: Keys, *args: Any, **kwargs: Any) -> Any:
         with _without_autocast(_AUTOCAST_ONLY):
             # PyTorch leaves a dtype out that is None.
             if len(args) <= position and "dtype" not in kwargs and _eligible(args[0]):
@@ -238,7 +236,7 @@ def _overload_kernel(op: torch._ops.OpOverload, with_dtype: torch._ops.OpOverloa
     run: _Kernel = with_dtype._handle.redispatch_boxed
     arguments = op._schema.arguments
 
-    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keys: Keys, *args: Any, **kwargs: Any) -> Any:
         # The dtype comes last, so arguments that were left out as defaults are filled in.
         rest = [kwargs.pop(a.name, a.default_value) for a in arguments[len(args) :]]
         with _without_autocast(_AUTOCAST_ONLY):
@@ -307,21 +305,13 @@ def install() -> list[torch.library.Library]:
 _LOWER = (torch.float16, torch.bfloat16)
 
 
-def to_reduced_precision(
-    _: torch._C.DispatchKeySet,
-    tensor: Tensor,
-    cuda_enabled: bool,
-    cpu_enabled: bool,
-    cuda_dtype: torch.dtype,
-    *others: Any,
-) -> Tensor:
+def to_reduced_precision(_: Keys, tensor: Tensor, *args: Any) -> Tensor:
     """`aten::_autocast_to_reduced_precision`: float32 becomes the dtype that was asked for."""
+    cuda_enabled, _cpu_enabled, cuda_dtype, *_others = args
     return tensor.to(cuda_dtype) if cuda_enabled and tensor.dtype is torch.float32 else tensor
 
 
-def to_full_precision(
-    _: torch._C.DispatchKeySet, tensor: Tensor, cuda_enabled: bool, *others: Any
-) -> Tensor:
+def to_full_precision(_: Keys, tensor: Tensor, cuda_enabled: bool, *others: Any) -> Tensor:
     """`aten::_autocast_to_full_precision`: halves become float32."""
     return tensor.float() if cuda_enabled and tensor.dtype in _LOWER else tensor
 

@@ -325,15 +325,6 @@ _CPU = torch.device("cpu")
 _LIST_TYPES = ("List[Tensor]", "List[Optional[Tensor]]")
 
 
-def _sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
-    """Whether `op` is handed lazily conjugated and negated tensors as they are.
-
-    For all other operators, PyTorch materialises them first.
-    """
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has_kernel(op._name, key) for key in ("Conjugate", "Negative"))
-
-
 class Arguments:
     __slots__ = (
         "_device_rules",
@@ -349,8 +340,11 @@ class Arguments:
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = schema_of(op)
         names, types = schema.names, schema.types
-        # How a device's tensor becomes a host tensor.
-        self.alias = host_alias if _sees_lazy_tensors(op) else relabel
+        # How a device's tensor becomes a host tensor. Few operators are handed lazily conjugated
+        # and negated tensors as they are; for all others PyTorch materialises them first.
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        sees_lazy = any(has_kernel(op._name, key) for key in ("Conjugate", "Negative"))
+        self.alias = host_alias if sees_lazy else relabel
         self._device_rules = DeviceRules(op)
         # Kernels of lists do not look whether their tensors overlap, on CUDA neither.
         self._overwritten = {i: names[i] for i in schema.written if types[i] == "Tensor"}

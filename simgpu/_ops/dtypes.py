@@ -20,7 +20,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_map, tree_map_only
 
 from simgpu._ops.calls import Schema, schema_of
-from simgpu._ops.table import HostCode, facts_of
+from simgpu._ops.table import HostCode, Keys, facts_of
 from simgpu._util.naming import DEVICE_TYPE
 
 Tensor = torch.Tensor
@@ -137,7 +137,7 @@ class Wider(NamedTuple):
         """What calls `stock` with wider tensors if the first one is narrow."""
         schema = schema_of(op)
 
-        def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        def run(keys: Keys, *args: Any, **kwargs: Any) -> Any:
             narrow = args[0].dtype
             if narrow not in self.wider:
                 return stock(keys, *args, **kwargs)
@@ -196,7 +196,7 @@ def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
 def _asking_first(stock: HostCode, otherwise: HostCode) -> HostCode:
     """`stock`, and `otherwise` once it has refused: the first costs hardly anything."""
 
-    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def run(keys: Keys, *args: Any, **kwargs: Any) -> Any:
         try:
             return stock(keys, *args, **kwargs)
         except NotImplementedError as error:
@@ -213,7 +213,7 @@ def _in_wider(
     stock: HostCode,
     dtypes: AfterRefusal,
     schema: Schema,
-    keys: torch._C.DispatchKeySet,
+    keys: Keys,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -240,9 +240,7 @@ def _in_wider(
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _in_bits(
-    stock: HostCode, keys: torch._C.DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _in_bits(stock: HostCode, keys: Keys, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `stock` with integers of the same bits, where it only moves them.
 
     An output has got its shape from the kernel that refused.
@@ -260,7 +258,7 @@ def _in_bits(
 
 
 def _number_in_bits(
-    stock: HostCode, keys: torch._C.DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]
+    stock: HostCode, keys: Keys, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`scatter` of one number: `stock` with its bits, if the tensor is of float8."""
     *others, number = args

@@ -21,7 +21,7 @@ from simgpu._ops.dtypes import (
     no_kernel,
 )
 from simgpu._ops.losses import POINTER
-from simgpu._ops.table import HostCode, row
+from simgpu._ops.table import HostCode, Keys, row
 
 Tensor = torch.Tensor
 
@@ -36,7 +36,7 @@ def _igamma(kernel: str, self: Tensor, other: Tensor, **_: Any) -> None:
         raise no_kernel(kernel, dtype)
 
 
-def _identity(stock: HostCode, keys: torch._C.DispatchKeySet, *args: Any, **options: Any) -> Any:
+def _identity(stock: HostCode, keys: Keys, *args: Any, **options: Any) -> Any:
     """`eye` of any dtype, which the numbers become when they are there."""
     try:
         return stock(keys, *args, **options)

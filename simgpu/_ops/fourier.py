@@ -17,7 +17,7 @@ import torch
 from simgpu._core.launch import HOST_KEYS
 from simgpu._ops.calls import schema_of
 from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, SINCE_2_14, Wider, name_of
-from simgpu._ops.table import HostCode, PythonKernel, row
+from simgpu._ops.table import HostCode, Keys, PythonKernel, row
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -37,7 +37,7 @@ def _kernel(name: str) -> PythonKernel:
     call = getattr(_aten, f"fft_{name}").default
     compose = partial(call._handle.redispatch_boxed, HOST_KEYS)
 
-    def run(_: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def run(_: Keys, self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.dtype is torch.bfloat16 and SINCE_2_14:
             return call(self.float(), *args, **kwargs)
         if self.dtype is not torch.float16:
@@ -105,7 +105,7 @@ def transformed_dims(arguments: dict[str, Any]) -> None:
 def _like_cufft(
     kind: str,
     stock: HostCode,
-    keys: torch._C.DispatchKeySet,
+    keys: Keys,
     self: Tensor,
     dim: Sequence[int],
     *args: Any,

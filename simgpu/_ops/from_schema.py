@@ -37,7 +37,7 @@ from simgpu._memory.storages import grow
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import NUMBERS, Arguments, Schema, kept_number, result_picker, schema_of
 from simgpu._ops.dtypes import host_code, widened
-from simgpu._ops.table import PythonKernel, facts_of
+from simgpu._ops.table import Keys, PythonKernel, facts_of
 from simgpu._random.fill import Source
 from simgpu._random.generator_state import Stream
 from simgpu._random.samplers import NEW, SAMPLERS, by_host, random_from_of_host
@@ -133,7 +133,10 @@ def _launched(
     for name, value in outs.items():
         pairs = zip(_as_list(value), _as_list(host_kwargs[name]), strict=True)
         chosen = [
-            alias if out.numel() and not grow else resizable_copy_like(out) for out, alias in pairs
+            alias
+            if out.numel() and not grow
+            else torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="cpu")
+            for out, alias in pairs
         ]
         hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
     about: About = ON_COPIES if copied else None
@@ -143,11 +146,6 @@ def _launched(
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def resizable_copy_like(out: torch.Tensor) -> torch.Tensor:
-    """A host tensor with the shape and strides of `out` whose memory can grow."""
-    return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="cpu")
 
 
 def tell_of_tensors(
@@ -484,7 +482,7 @@ class Draw:
 def _quietly(fill: Callable[..., Any]) -> Callable[..., Any]:
     """Host code past torch-function modes of the user, which must not see how it computes."""
 
-    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def run(keys: Keys, *args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
             return fill(keys, *args, **kwargs)
 
@@ -559,8 +557,8 @@ def foreach_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             return kernel.run(HOST_KEYS, *args, **kwargs)  # a loop over the device's tensors
         if facts.uncounted and _fit_one_launch(args[0]):
             return result
-        for position in written:
-            move_versions(args[position])
+        for position in written:  # PyTorch leaves it to the kernels of lists to count changes
+            increment_version([tensor for tensor in args[position] if not tensor.is_inference()])
         return result
 
     return run
@@ -590,11 +588,6 @@ def _fit_one_launch(tensors: Sequence[Tensor]) -> bool:
     return all(x.device == device and x.dtype == dtype for x in tensors) and all(
         torch.ops.aten.is_non_overlapping_and_dense(x) for x in tensors
     )
-
-
-def move_versions(changed: Iterable[Tensor]) -> None:
-    """Count a change of each tensor: PyTorch leaves this to the kernels of lists."""
-    increment_version([tensor for tensor in changed if not tensor.is_inference()])
 
 
 def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:

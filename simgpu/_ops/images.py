@@ -11,7 +11,7 @@ import torch
 from simgpu._native.relabel import host_alias
 from simgpu._ops.dtypes import FLOATING, HALVES, INTEGERS_AS_DOUBLES, Only, Wider
 from simgpu._ops.rules import expect, outside, reads_values, refuse
-from simgpu._ops.table import HostCode, row
+from simgpu._ops.table import HostCode, Keys, row
 
 Tensor = torch.Tensor
 
@@ -54,9 +54,7 @@ def pooled_indices(arguments: dict[str, Any], dims: int) -> None:
         )
 
 
-def _unpooled(
-    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def _unpooled(stock: HostCode, keys: Keys, self: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`max_unpool2d`, `max_unpool3d`: numbers are moved, integers of 64 bits as they are."""
     if self.dtype not in INTEGERS_AS_DOUBLES or kwargs:
         return stock(keys, self, *args, **kwargs)

@@ -42,11 +42,9 @@ def _indexing_kernel(indexing: torch._ops.OpOverload) -> PythonKernel:
     on_host = indexing._handle.redispatch_boxed
     puts = "index_put" in indexing._name
 
-    def run(
-        self: torch.Tensor, indices: list[torch.Tensor | None], *args: Any, **kwargs: Any
-    ) -> Any:
+    def run(self: Tensor, indices: list[Tensor | None], *args: Any, **kwargs: Any) -> Any:
         home = self.device
-        near: list[torch.Tensor | None] = []
+        near: list[Tensor | None] = []
         for index in indices:
             if index is None or index.device == home:
                 near.append(index)
@@ -69,13 +67,8 @@ def _indexing_kernel(indexing: torch._ops.OpOverload) -> PythonKernel:
 
 
 row(
-    "_index_put_impl_",
-    "_unsafe_index.Tensor",
-    "_unsafe_index_put",
-    "index.Tensor",
-    "index.Tensor_out",
-    "index_put",
-    "index_put_",
+    *("_index_put_impl_", "_unsafe_index.Tensor", "_unsafe_index_put"),
+    *("index.Tensor[_out]", "index_put[_]"),
     make=_indexing_kernel,
 )
 row("_unsafe_index.Tensor", named_as="index.Tensor")
@@ -121,8 +114,12 @@ _MANY_DIMS = "tensor has too many (>25) dims"
 row("index_add[_]", "scatter_add[_]", dtypes=Only(NO_UNSIGNED, _GATHER_KERNEL, of_first=True))
 row("index_add[_]", checks=(partial(_few_dims_of_sums, past=_MANY_DIMS),))
 row("index_fill[_]", no_cpu_numbers={"index": ""})
-row("index_reduce[_]", dtypes=_index_reduce, nondeterministic=("index_reduce_cuda", None))
-row("index_reduce[_]", checks=(partial(few_dims, past=_MANY_DIMS),))
+row(
+    "index_reduce[_]",
+    checks=(partial(few_dims, past=_MANY_DIMS),),
+    dtypes=_index_reduce,
+    nondeterministic=("index_reduce_cuda", None),
+)
 row(
     "index_select",
     checks=(partial(few_dims, past="Tensor too large or too many (> 25) dimensions"),),
@@ -194,9 +191,9 @@ def embedding(arguments: dict[str, Any]) -> None:
 @reads_values
 def embedding_backward(arguments: dict[str, Any]) -> None:
     """Indices are rows of the table; the kernel counts by them if it scales by frequency."""
-    indices = host_alias(arguments["indices"])
     if arguments["scale_grad_by_freq"]:
-        expect_within(indices, arguments["num_weights"] - 1, "indices of an embedding")
+        indices, rows = host_alias(arguments["indices"]), arguments["num_weights"]
+        expect_within(indices, rows - 1, "indices of an embedding")
 
 
 @reads_values
@@ -234,11 +231,14 @@ def embedding_bag(arguments: dict[str, Any]) -> None:
     last = int(offsets.max()) if offsets.numel() else 0
     filled = 0 if bag_of.numel() else int((offsets < indices.numel()).sum())
     if filled > bags:
-        raise RuntimeError(f"{filled} embedding bags do not go with a gradient of {bags} rows")
+        raise RuntimeError(
+            f"expected a gradient with a row for each of {filled} embedding bags, got {bags} rows"
+        )
     if bag_of.numel() not in (0, indices.numel()) or last > indices.numel():
         raise RuntimeError(
-            f"{indices.numel()} indices of embedding bags do not go with offset2bag of shape "
-            f"{tuple(bag_of.shape)} and offsets up to {last}"
+            f"expected offset2bag with a number for each of {indices.numel()} indices of embedding "
+            f"bags, and offsets up to that, got offset2bag of shape {tuple(bag_of.shape)} and "
+            f"offsets up to {last}"
         )
 
 
@@ -281,8 +281,8 @@ def segment_reduce(arguments: dict[str, Any]) -> None:
         if name == "lengths":
             fits = host.dim() > 0 and bool(inside & (host.sum(-1) <= length).all())
         else:
-            rises = host.dim() > 0 and host.shape[-1] > 0 and bool((host.diff() >= 0).all())
-            fits = rises and bool(inside)
+            fits = host.dim() > 0 and host.shape[-1] > 0
+            fits = fits and bool(inside & (host.diff() >= 0).all())
         if not fits or segments.shape[:-1] != data.shape[: segments.dim() - 1]:
             raise RuntimeError(
                 f"segment_reduce: {name} of shape {tuple(segments.shape)} must be segments of "

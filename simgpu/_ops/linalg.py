@@ -16,7 +16,7 @@ import torch
 from simgpu._native.relabel import host_alias
 from simgpu._ops.dtypes import AND_COMPLEX, COMPLEX_HALF, COMPLEX_HALVES, HALVES, Only, Wider
 from simgpu._ops.rules import few_dims, reads_values, refuse
-from simgpu._ops.table import HostCode, row
+from simgpu._ops.table import HostCode, Keys, row
 
 Tensor = torch.Tensor
 _OF_LAPACK = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -70,7 +70,7 @@ def _last_in_rows(stock: HostCode, *args: Any, **kwargs: Any) -> Any:
 
 def _lu_factor_ex(
     stock: HostCode,
-    keys: torch._C.DispatchKeySet,
+    keys: Keys,
     A: Tensor,
     *,
     pivot: bool = True,
@@ -85,9 +85,7 @@ def _lu_factor_ex(
     return _into(found, out, ("LU", "pivots", "info"))
 
 
-def _lu(
-    stock: HostCode, keys: torch._C.DispatchKeySet, A: Tensor, *, pivot: bool = True, **out: Tensor
-) -> Any:
+def _lu(stock: HostCode, keys: Keys, A: Tensor, *, pivot: bool = True, **out: Tensor) -> Any:
     if pivot or A.dtype not in _OF_LAPACK:
         return stock(keys, A, **out)
     both, _, _ = _factors(A)

@@ -19,9 +19,9 @@ import torch
 from simgpu._core.launch import HOST_KEYS
 from simgpu._ops.calls import DeviceRules, overload
 from simgpu._ops.dtypes import HALF_DTYPES, name_of, no_kernel
-from simgpu._ops.from_schema import Call, computed_by_name
+from simgpu._ops.from_schema import Call, computed, computed_by_name
 from simgpu._ops.rules import expect, refuse
-from simgpu._ops.table import HostCode, row
+from simgpu._ops.table import HostCode, Keys, row
 
 Tensor = torch.Tensor
 _STATISTICS = ("weight", "bias", "running_mean", "running_var")
@@ -72,45 +72,31 @@ def _are_mixed(
     return len(given) == len(found) == 1 and given != found
 
 
-def _forward(
-    stock: HostCode,
-    keys: torch._C.DispatchKeySet,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *rest: Any,
-    **outputs: Any,
-) -> Any:
+def _forward(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
     """Every forward operator: `rest` are running statistics, whether it trains, and options."""
+    input, weight, bias, *rest = args
     running = [x for x in rest if isinstance(x, Tensor)]
     trains = next((x for x in rest if isinstance(x, bool)), None)
+    wide = _kept_in(input)
     with torch._C.DisableTorchFunction():
         if _are_mixed(input, (weight, bias), running):
-            results = _in_one_dtype(stock, keys, input, weight, bias, *rest, **outputs)
+            # Parameters and statistics as the host wants them; the statistics are written back.
+            there = [x.to(wide) if isinstance(x, Tensor) else x for x in args[1:]]
+            results = stock(keys, input, *there, **outputs)
+            for mine, its in zip(rest, there[2:], strict=True):
+                if isinstance(mine, Tensor) and its is not mine:
+                    mine.copy_(its)
         else:
-            results = stock(keys, input, weight, bias, *rest, **outputs)
+            results = stock(keys, *args, **outputs)
         if outputs:
             return results
         output, mean, *more = results
         if trains is False or (trains is None and len(results) == 3):  # ..._no_training
-            mean, var = (x.to(_kept_in(input)) for x in running)
+            mean, var = (x.to(wide) for x in running)
             return output, mean.clone(), (var + rest[-1]).rsqrt(), *more[1:]
         if mean.dtype not in HALF_DTYPES:
             return results
         return output, *_statistics(input, _all_but_channels(input), rest[-1]), *more[1:]
-
-
-def _in_one_dtype(
-    stock: HostCode, keys: torch._C.DispatchKeySet, input: Tensor, *rest: Any, **outputs: Any
-) -> Any:
-    """The same with parameters and statistics as the host wants them, which are written back."""
-    wide = _kept_in(input)
-    there = [x.to(wide) if isinstance(x, Tensor) else x for x in rest]
-    results = stock(keys, input, *there, **outputs)
-    for mine, its in zip(rest[2:], there[2:], strict=True):
-        if isinstance(mine, Tensor) and its is not mine:
-            mine.copy_(its)
-    return results
 
 
 def _kept_in(input: Tensor) -> torch.dtype:
@@ -133,26 +119,13 @@ def _statistics(
     return mean, (var + eps).rsqrt()
 
 
-def _backward(
-    stock: HostCode,
-    keys: torch._C.DispatchKeySet,
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    *options: Any,
-    **outputs: Any,
-) -> Any:
+def _backward(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
     """`native_batch_norm_backward`: with what was kept in the dtype that the host wants."""
-    kept: tuple[Tensor | None, ...] = (save_mean, save_invstd)
+    grad, input, weight, mean, var, *kept, training, eps, mask = args
     running = [x for x in (mean, var) if x is not None]
     if weight is None or not _are_mixed(input, (weight,), running):
         kept = _as_host(input, weight, *kept)
-        return stock(keys, grad, input, weight, mean, var, *kept, *options, **outputs)
-    training, mask = options[0], options[2]
+        return stock(keys, *args[:5], *kept, training, eps, mask, **outputs)
     if mask[0] and (training or mask[1] or mask[2]) and not _has_channels_last(input):
         raise RuntimeError(
             f"Expected running_mean to have type {name_of(weight.dtype)} but got "
@@ -160,34 +133,24 @@ def _backward(
         )
     with torch._C.DisableTorchFunction():
         wide = [None if x is None else x.to(_kept_in(input)) for x in (weight, mean, var)]
-        grads = stock(keys, grad, input, *wide, *kept, *options, **outputs)
+        grads = stock(keys, grad, input, *wide, *kept, training, eps, mask, **outputs)
         dtypes = (input.dtype, weight.dtype, weight.dtype)
         pairs = zip(grads, dtypes, strict=True)
         return tuple(None if each is None else each.to(dtype) for each, dtype in pairs)
 
 
-def _as_host(
-    input: Tensor, weight: Tensor | None, *kept: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _as_host(input: Tensor, weight: Tensor | None, *kept: Tensor | None) -> list[Tensor | None]:
     """What a forward pass of halves has kept, rounded as the host keeps it."""
     if input.dtype not in HALF_DTYPES or (weight is not None and weight.dtype == torch.float32):
-        return kept
+        return [*kept]
     with torch._C.DisableTorchFunction():
-        return tuple(None if x is None else x.to(input.dtype) for x in kept)
+        return [None if x is None else x.to(input.dtype) for x in kept]
 
 
-def _layer_norm(
-    stock: HostCode,
-    keys: torch._C.DispatchKeySet,
-    input: Tensor,
-    shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    **outputs: Any,
-) -> Any:
+def _layer_norm(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
     """`native_layer_norm`: what it keeps of halves are floats."""
-    results = stock(keys, input, shape, weight, bias, eps, **outputs)
+    input, shape, *_, eps = args
+    results = stock(keys, *args, **outputs)
     if outputs or results[1].dtype not in HALF_DTYPES:
         return results
     with torch._C.DisableTorchFunction():
@@ -195,21 +158,11 @@ def _layer_norm(
         return results[0], *_statistics(input, dims, eps, keepdim=True)
 
 
-def _layer_norm_backward(
-    stock: HostCode,
-    keys: torch._C.DispatchKeySet,
-    grad: Tensor,
-    input: Tensor,
-    shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    *options: Any,
-    **outputs: Any,
-) -> Any:
+def _layer_norm_backward(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
     """`native_layer_norm_backward`: with what was kept in the dtype that the host wants."""
+    grad, input, shape, mean, rstd, weight, *rest = args
     kept = _as_host(input, weight, mean, rstd)
-    return stock(keys, grad, input, shape, *kept, weight, *options, **outputs)
+    return stock(keys, grad, input, shape, *kept, weight, *rest, **outputs)
 
 
 def _has_channels_last(input: Tensor) -> bool:
@@ -235,18 +188,19 @@ row(
 # Layer and group norms
 
 
-def _expect_nested(name: str, input: Tensor, grad: Tensor) -> None:
-    """A gradient with rows of the input's sizes."""
-    sizes = [t._nested_tensor_size().tolist() if t.is_nested else t.shape for t in (input, grad)]
-    if sizes[0] != sizes[1]:
-        raise RuntimeError(f"{name}: a gradient of sizes {sizes[1]} for an input of {sizes[0]}")
-
-
 def layer_norm_backward(arguments: dict[str, Any]) -> None:
     """A gradient for each element, a mean and a deviation for each group of them, its weights."""
     input, normalized = arguments["input"], tuple(arguments["normalized_shape"])
     if input.is_nested:
-        _expect_nested("native_layer_norm_backward", input, arguments["grad_out"])
+        # A gradient with rows of the input's sizes.
+        sizes, given = (
+            t._nested_tensor_size().tolist() if t.is_nested else t.shape
+            for t in (input, arguments["grad_out"])
+        )
+        if sizes != given:
+            raise RuntimeError(
+                f"native_layer_norm_backward: a gradient of sizes {given} for an input of {sizes}"
+            )
         return
     groups = input.dim() - len(normalized)
     if groups < 0 or tuple(input.shape[groups:]) != normalized:
@@ -283,11 +237,6 @@ row("native_layer_norm_backward", host=_layer_norm_backward, checks=(layer_norm_
 def _along_channels(values: Tensor, x: Tensor) -> Tensor:
     """One number per channel, shaped to be broadcast over `x`."""
     return values.view(1, -1, *[1] * (x.dim() - 2))
-
-
-def _stats(call: Call) -> tuple[Tensor, Tensor]:
-    """Mean and inverse standard deviation of each channel."""
-    return _statistics(call.input, _all_but_channels(call.input), call.eps)
 
 
 def _gathered_stats(call: Call) -> tuple[Tensor, Tensor]:
@@ -339,7 +288,7 @@ def _backward_elemt(call: Call) -> Tensor:
     return out.to(grad.dtype)
 
 
-row("batch_norm_stats", make=computed_by_name(_stats))
+row("batch_norm_stats", make=computed(lambda x, eps: _statistics(x, _all_but_channels(x), eps)))
 row("batch_norm_gather_stats[_with_counts]", make=computed_by_name(_gathered_stats))
 row("batch_norm_elemt", make=computed_by_name(_elemt))
 row("batch_norm_backward_reduce", make=computed_by_name(_backward_reduce))
@@ -355,7 +304,7 @@ _compose = partial(overload("rms_norm")._handle.redispatch_boxed, HOST_KEYS)
 
 
 def rms_norm(
-    _: torch._C.DispatchKeySet,
+    _: Keys,
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,

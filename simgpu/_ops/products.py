@@ -12,15 +12,13 @@ from simgpu._ops.calls import Arguments
 from simgpu._ops.dtypes import AND_COMPLEX, HALF_DTYPES, Only, name_of, no_kernel, type_of
 from simgpu._ops.from_schema import Call, computed_by_name, functional_kernel, out_kernel
 from simgpu._ops.rules import refuse
-from simgpu._ops.table import HostCode, PythonKernel, row
+from simgpu._ops.table import HostCode, Keys, PythonKernel, row
 from simgpu._util.naming import visible_text
 
 Tensor = torch.Tensor
 
 
-def _product(
-    stock: HostCode, keys: torch._C.DispatchKeySet, first: Tensor, second: Tensor, **kwargs: Any
-) -> Tensor:
+def _product(stock: HostCode, keys: Keys, first: Tensor, second: Tensor, **kwargs: Any) -> Tensor:
     """A matrix product, whose sums begin at 0 on a GPU: none is -0.
 
     The CPU's sums do so too, unless they have one product only.
@@ -115,21 +113,19 @@ def _scaled_mm(
 ) -> None:
     if self.dtype is mat2.dtype is torch.float8_e5m2:
         raise ValueError("Multiplication of two Float8_e5m2 matrices is not supported")
-    if bias is not None:
-        _bias_of_scaled_mm(bias.dtype, out_dtype or self.dtype)
-
-
-def _bias_of_scaled_mm(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
-    """What cuBLAS adds while it multiplies (ATen/native/cuda/ScaledBlas.cpp)."""
+    if bias is None:
+        return
+    # What cuBLAS adds while it multiplies (ATen/native/cuda/ScaledBlas.cpp).
+    out_dtype = out_dtype or self.dtype
     if out_dtype is torch.float32:
         raise ValueError("Bias is not supported when out_dtype is set to Float32")
-    if dtype not in HALF_DTYPES:
-        raise ValueError(f"Bias must be BFloat16 or Half, but got {name_of(dtype)}")
+    if bias.dtype not in HALF_DTYPES:
+        raise ValueError(f"Bias must be BFloat16 or Half, but got {name_of(bias.dtype)}")
     for wanted, name in ((torch.bfloat16, "BFloat16"), (torch.float16, "Float16")):
-        if out_dtype is wanted is not dtype:
+        if out_dtype is wanted is not bias.dtype:
             raise ValueError(
                 f"Bias must be {name} to compute {name_of(out_dtype)} output, but got "
-                f"{name_of(dtype)}"
+                f"{name_of(bias.dtype)}"
             )
 
 
@@ -195,9 +191,7 @@ class _Product(NamedTuple):
         if first.dtype not in AND_COMPLEX:
             raise no_kernel(self.kernel, first.dtype)
 
-    def run(
-        self, _: torch._C.DispatchKeySet, *args: Any, out: Tensor | None = None, **scales: Any
-    ) -> Tensor:
+    def run(self, _: Keys, *args: Any, out: Tensor | None = None, **scales: Any) -> Tensor:
         # It is ours: torch-function modes of the user must not see how it computes.
         with torch._C.DisableTorchFunction():
             self.check(args, out)

@@ -1,8 +1,8 @@
-"""Kernels that a program has registered: for the CPU and not for devices, they are refused there.
+"""Refuse an operator to which a program has given a kernel for the CPU and none for CUDA.
 
-An operator that `torch.library` gave a kernel for the CPU only cannot run on CUDA. A device here
-computes with the CPU's kernels, so the forgotten registration would not be noticed. Compiled
-kernels are left out: a build of a library for the CPU has none for CUDA, its build for GPUs has.
+On CUDA such an operator raises. A simulated device computes with the kernels of the CPU: it would
+run there, and the missing registration would not be noticed. Kernels in C++ are not refused:
+a library that is built for the CPU has no kernels for CUDA, but its build for GPUs has them.
 """
 
 from __future__ import annotations

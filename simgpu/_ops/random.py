@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,11 @@ from simgpu._ops.calls import overload
 from simgpu._ops.dtypes import HALVES, Wider, name_of, no_kernel
 from simgpu._ops.from_schema import Draw, computed, source_of
 from simgpu._ops.rules import few_dims
-from simgpu._ops.table import PythonKernel, row
+from simgpu._ops.table import Keys, PythonKernel, row
 from simgpu._random.fill import Source
 from simgpu._random.samplers import REAL, dropout_parameters, fill_mask
 
+Tensor = torch.Tensor
 _CPU = torch.device("cpu")
 _EMPTY = Kernel(overload("empty.memory_format"))
 _NO_OPTIONS: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def _drawing_new(
         layout: torch.layout | None = None,  # strided: others have kernels of their own
         device: torch.device | None = None,
         pin_memory: bool | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         filled_by, size = args[:arguments], args[arguments]
         if len(args) > arguments + 1:
             generator = args[arguments + 1]
@@ -77,18 +77,11 @@ def _options(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype": dtype, "device": _CPU}
 
 
-def _made_and_filled(
-    keys: torch._C.DispatchKeySet,
-    size: Sequence[int],
-    dtype: torch.dtype,
-    new: Callable[..., torch.Tensor | None] | None,
-    fill: Callable[..., Any],
-    filled_by: Sequence[Any],
-    source: Any,
-) -> torch.Tensor:
+def _made_and_filled(keys: Keys, *args: Any) -> Tensor:
     """A new tensor on the host, with numbers in it: by `new` if that can make it."""
+    size, dtype, new, fill, filled_by, source = args
     with torch._C.DisableTorchFunction():
-        tensor = None if new is None else new(keys, size, source)
+        tensor: Tensor | None = None if new is None else new(keys, size, source)
         if tensor is None:
             tensor = _EMPTY.run(keys, size, **_options(dtype))
             fill(keys, tensor, *filled_by, generator=source)
@@ -111,17 +104,15 @@ _mul_ = _aten.mul_.Scalar._handle.redispatch_boxed
 
 
 def _host_dropout(
-    keys: torch._C.DispatchKeySet, tensor: torch.Tensor, p: float, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+    keys: Keys, tensor: Tensor, p: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     mask = _empty_like(keys, tensor, dtype=torch.bool)
     _bernoulli(keys, mask, 1 - p, generator=generator)
     kept = _mul(keys, tensor, mask.view(torch.uint8))
     return _mul_(keys, kept, 0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _cuda_dropout(
-    keys: torch._C.DispatchKeySet, tensor: torch.Tensor, p: float, source: Source
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _cuda_dropout(keys: Keys, tensor: Tensor, p: float, source: Source) -> tuple[Tensor, Tensor]:
     mask = _empty_like(keys, tensor, dtype=torch.bool)
     if p == 1 or not tensor.numel():  # draws nothing
         return _empty_like(keys, tensor).zero_(), mask.zero_()
@@ -136,14 +127,7 @@ def _cuda_dropout(
         return kept.mul_(torch.tensor(scale, dtype=torch.float32, device="cpu")), mask
 
 
-def _host_identity(
-    keys: torch._C.DispatchKeySet, tensor: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = _empty_like(keys, tensor, dtype=torch.bool).fill_(True)
-    return tensor.clone(), mask
-
-
-def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def _host_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
     if mask.dtype is not torch.bool:
         raise RuntimeError(
             f"Mask should be Bool Scalar Type, got {mask.dtype}: hand over mask.bool()"
@@ -152,7 +136,7 @@ def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) 
     return (grad_output * mask.view(torch.uint8)).mul_(scale)
 
 
-def _refuse_unless_real(tensor: torch.Tensor, name: str) -> None:
+def _refuse_unless_real(tensor: Tensor, name: str) -> None:
     """Raise where CUDA has no kernel of this name for the dtype."""
     if tensor.dtype not in REAL:
         raise no_kernel(name, tensor.dtype)
@@ -160,10 +144,13 @@ def _refuse_unless_real(tensor: torch.Tensor, name: str) -> None:
 
 _DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)
 _CUDA_DROPOUT = Kernel(_aten.native_dropout.default, _cuda_dropout)
-_IDENTITY = Kernel(_aten.native_dropout.default, _host_identity)
+_IDENTITY = Kernel(
+    _aten.native_dropout.default,
+    lambda keys, x: (x.clone(), _empty_like(keys, x, dtype=torch.bool).fill_(True)),
+)
 
 
-def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
     """Zero elements with probability `p` and scale the rest; the mask is the second result."""
     index = input.get_device()
     host = relabel(input, HOST)
@@ -179,7 +166,7 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
 # Rows and checks
 
 
-def _chances(self: torch.Tensor, p: torch.Tensor, **_: Any) -> None:
+def _chances(self: Tensor, p: Tensor, **_: Any) -> None:
     if not p.is_floating_point() and self.numel():
         raise RuntimeError(
             f"expected probabilities tensor to have floating type, got {name_of(p.dtype)}"
@@ -187,7 +174,7 @@ def _chances(self: torch.Tensor, p: torch.Tensor, **_: Any) -> None:
 
 
 def _randperm(
-    n: int, dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **_: Any
+    n: int, dtype: torch.dtype | None = None, out: Tensor | None = None, **_: Any
 ) -> None:
     dtype = dtype if out is None else out.dtype
     if dtype is torch.bfloat16 and n:
@@ -199,7 +186,7 @@ def sobol(arguments: dict[str, Any]) -> None:
     dimension = arguments["dimension"]
     for name in ("self", "quasi", "sobolstate", "ltm"):
         given = arguments.get(name)
-        if isinstance(given, torch.Tensor) and given.shape[:1] != (dimension,):
+        if isinstance(given, Tensor) and given.shape[:1] != (dimension,):
             raise RuntimeError(
                 f"a Sobol sequence of {dimension} dimensions: expected {name} of as many rows, got "
                 f"shape {tuple(given.shape)}"
@@ -215,10 +202,7 @@ row("randn[.generator]", make=partial(_drawing_new, name="normal_"))
 row("randperm", dtypes=_randperm)
 row("bernoulli[_].Tensor[_out]", dtypes=_chances)
 # Where chances are a tensor, not one number.
-row(
-    "bernoulli_",
-    checks=(partial(few_dims, only=lambda call: isinstance(call.get("p"), torch.Tensor)),),
-)
+row("bernoulli_", checks=(partial(few_dims, only=lambda call: isinstance(call.get("p"), Tensor)),))
 row("binomial", no_cpu_numbers={"count": "", "prob": ""})
 row("poisson", "_standard_gamma", checks=(few_dims,))
 row("_sample_dirichlet", "_standard_gamma", "_standard_gamma_grad", wider=Wider(HALVES))

@@ -25,7 +25,7 @@ from simgpu._ops.dtypes import (
     no_kernel,
 )
 from simgpu._ops.rules import few_dims
-from simgpu._ops.table import HostCode, row
+from simgpu._ops.table import HostCode, Keys, row
 
 Tensor = torch.Tensor
 _Call = dict[str, Any]
@@ -44,9 +44,7 @@ row(
 row("dist", "equal", "nansum", "norm", "prod", "sum", wider=COMPLEX_HALVES)
 
 
-def _sum_of_numbers(
-    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def _sum_of_numbers(stock: HostCode, keys: Keys, self: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`nansum`, of complex numbers too."""
     if not self.is_complex():
         return stock(keys, self, *args, **kwargs)
@@ -95,9 +93,7 @@ def running_extreme(arguments: dict[str, Any]) -> None:
         raise RuntimeError(f"self, values and indices must have one shape, got {shapes}")
 
 
-def _median(
-    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def _median(stock: HostCode, keys: Keys, self: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`median`, `nanmedian` of all elements, which CUDA sorts: of bools too."""
     if self.is_complex() and not (args or kwargs):
         raise RuntimeError(" Sort does not support complex dtypes on CPU")  # it says so of any
@@ -110,10 +106,6 @@ def _median(
 def _of_one(call: _Call) -> Any:
     """A copy of a tensor of one element."""
     return call["self"].clone() if call["self"].numel() == 1 else None
-
-
-def _of_no_dimension(call: _Call) -> Any:
-    return call["self"].clone() if call["self"].dim() == 0 else None
 
 
 def _with_index(call: _Call) -> Any:
@@ -132,7 +124,9 @@ def _sorted(call: _Call) -> Any:
 
 
 row("_cummax_helper", "_cummin_helper", checks=(running_extreme,))
-row("_logcumsumexp", returns_early=_of_no_dimension)
+row(
+    "_logcumsumexp", returns_early=lambda call: None if call["self"].dim() else call["self"].clone()
+)
 row("kthvalue", checks=(partial(few_dims, past="cannot operate on more than 25 dimensions"),))
 row(
     "median",

@@ -181,21 +181,17 @@ def _missing_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
     The dispatcher's own report first looks whether its tables are as it fills them, and ends in an
     assertion where `use_cpu_kernels` has written.
     """
-    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 
-    def refusing(name: str) -> PythonKernel:
-        def refuse(*_: Any, **__: Any) -> Any:
-            backend = visible_text(key.replace(_KEY, DEVICE_TYPE))
-            raise NotImplementedError(
-                f"Could not run '{name}' with arguments from the '{backend}' backend: PyTorch has "
-                "no kernel for it"
-            )
-
-        return refuse
+    def refuse(name: str, *_: Any, **__: Any) -> Any:
+        backend = visible_text(key.replace(_KEY, DEVICE_TYPE))
+        raise NotImplementedError(
+            f"Could not run '{name}' with arguments from the '{backend}' backend: PyTorch has no "
+            "kernel for it"
+        )
 
     for name in written:
-        if not has_kernel(name, key):
-            yield name.removeprefix("aten::"), refusing(name)
+        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key):
+            yield name.removeprefix("aten::"), partial(refuse, name)
 
 
 def register() -> list[torch.library.Library]:

@@ -33,11 +33,10 @@ from simgpu._ops import autocast
 from simgpu._ops.calls import overload, schema_of
 from simgpu._ops.from_schema import Call, computed_by_name
 from simgpu._ops.rules import checked_composite, reads_values
-from simgpu._ops.table import row
+from simgpu._ops.table import Keys, row
 from simgpu._util.naming import DEVICE_TYPE
 
 Tensor = torch.Tensor
-_Keys = torch._C.DispatchKeySet
 _aten = torch.ops.aten
 # Whether the backward pass that runs now was asked to keep its graph.
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
@@ -45,7 +44,7 @@ _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_ke
 _WAY_OUT = "run the forward pass within `torch.backends.cudnn.flags(enabled=False)`"
 
 
-def _host_backward(_: _Keys, outputs: Any, inputs: Any, grads: Any, keep: bool) -> Any:
+def _host_backward(_: Keys, outputs: Any, inputs: Any, grads: Any, keep: bool) -> Any:
     return torch.autograd.grad(outputs, inputs, grads, retain_graph=keep, allow_unused=True)
 
 
@@ -181,14 +180,14 @@ def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     step_by_step = op._handle.redispatch_boxed
     names = schema_of(op).names
 
-    def on_host(_: _Keys, tensors: Sequence[Tensor], layout: _Layout) -> tuple[Tensor, ...]:
+    def on_host(_: Keys, tensors: Sequence[Tensor], layout: _Layout) -> tuple[Tensor, ...]:
         # Without a graph, tensors still want gradients: the host chooses products by it.
         with torch.set_grad_enabled(layout.graph):
             return tuple(op(*layout.arguments(tensors)))
 
     kernel = Kernel(op, on_host)
 
-    def run(keys: _Keys, *args: Any, **kwargs: Any) -> Any:
+    def run(keys: Keys, *args: Any, **kwargs: Any) -> Any:
         arguments = [*args, *(kwargs[name] for name in names[len(args) :])]
         if torch.backends.cudnn.enabled and torch.is_autocast_enabled(DEVICE_TYPE):
             with autocast.switched_off():

@@ -21,7 +21,7 @@ from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import call_on_meta, refused_dtype, tensors_in
 from simgpu._ops.calls import schema_of
 from simgpu._ops.dtypes import Only, no_kernel
-from simgpu._ops.table import Check, Op, PythonKernel, facts_of
+from simgpu._ops.table import Keys, Op, PythonKernel, facts_of
 
 Tensor = torch.Tensor
 _C = TypeVar("_C", bound=Callable[..., None])
@@ -54,7 +54,8 @@ def checked(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
         for each in checks:
             each(arguments)
 
-    look = any(map(looks_at_values, checks))
+    # A check may be a `functools.partial` of what is marked.
+    look = any(getattr(each, "func", each) in _value_checks for each in checks)
     if look:
         core_hooks.value_checks[op] = check
 
@@ -74,7 +75,7 @@ def checked_composite(op: torch._ops.OpOverload) -> PythonKernel:
     compose = partial(op._handle.redispatch_boxed, HOST_KEYS)  # the same code under every key
     named = schema_of(op).named
 
-    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def run(_: Keys, *args: Any, **kwargs: Any) -> Any:
         core_hooks.finish_queued_work()  # nothing is launched that could be checked later
         for check in facts_of(op).checks:
             check(named(args, kwargs))
@@ -96,11 +97,6 @@ def reads_values(check: _C) -> _C:
     """Mark a check that looks at values of tensors; all others look at shapes and dtypes only."""
     _value_checks.add(check)
     return check
-
-
-def looks_at_values(check: Check) -> bool:
-    """Whether a check, or what a `functools.partial` calls, is marked."""
-    return getattr(check, "func", check) in _value_checks
 
 
 def expect(operator: str, arguments: dict[str, Any], **shapes: tuple[int, ...]) -> None:

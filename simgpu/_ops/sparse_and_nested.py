@@ -21,7 +21,7 @@ from simgpu._ops.calls import DeviceRules, overload, schema_of
 from simgpu._ops.dtypes import HALVES, Wider, widened
 from simgpu._ops.from_schema import device_kernel
 from simgpu._ops.rules import reads_values
-from simgpu._ops.table import HostCode, Layout, facts_of, row
+from simgpu._ops.table import HostCode, Keys, Layout, facts_of, row
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import DeviceMismatchError
 
@@ -103,7 +103,7 @@ _REFUSED_SUMS = (torch.bool, torch.complex32)  # by CUDA's kernel as by the CPU'
 
 def _sum(
     stock: HostCode,
-    keys: torch._C.DispatchKeySet,
+    keys: Keys,
     self: Tensor,
     other: Tensor,
     *,
@@ -125,9 +125,8 @@ def _sum(
 
 def _go_together(one: Tensor, other: Tensor) -> bool:
     """Whether they are COO tensors of one form, with values in both."""
-    layouts = {one.layout, other.layout}
     return (
-        layouts == {torch.sparse_coo}
+        one.layout == other.layout == torch.sparse_coo
         and one.shape == other.shape
         and one.sparse_dim() == other.sparse_dim()
         and min(one._nnz(), other._nnz()) > 0
@@ -166,9 +165,9 @@ _aten = torch.ops.aten
 # For each kind of composite: the key whose kernels work on the description of a tensor (indices,
 # sizes) whatever device its parts are on.
 KEYS: dict[Layout, torch._C.DispatchKeySet] = {
-    "Sparse": torch._C.DispatchKeySet(_Key.SparseCPU),
-    "SparseCsr": torch._C.DispatchKeySet(_Key.SparseCsrCPU),
-    "NestedTensor": torch._C.DispatchKeySet(_Key.NestedTensorCPU),
+    "Sparse": Keys(_Key.SparseCPU),
+    "SparseCsr": Keys(_Key.SparseCsrCPU),
+    "NestedTensor": Keys(_Key.NestedTensorCPU),
 }
 
 # What sums and products of sparse tensors ask for where their tensors are on several devices.
@@ -195,6 +194,7 @@ _MASKED = (
 
 
 def _ask(words: str, **tensors: Tensor) -> None:
+    """Raise for the first tensor on the CPU."""
     for name, tensor in tensors.items():
         if tensor.is_cpu:
             raise DeviceMismatchError(words.format(name))
@@ -262,60 +262,28 @@ def converted_indices(arguments: dict[str, Any]) -> None:
 
 # Operators that read or write only the description, and never the parts' memory.
 row(
-    "_coalesced_",
-    "_dimI",
-    "_dimV",
-    "_indices",
-    "_nnz",
-    "_sparse_coo_tensor_with_dims",
-    "_sparse_coo_tensor_with_dims_and_tensors",
-    "_values",
-    "dense_dim",
-    "indices",
-    "is_coalesced",
-    "sparse_dim",
-    "values",
+    *("_coalesced_", "_dimI", "_dimV", "_indices", "_nnz", "_sparse_coo_tensor_with_dims"),
+    *("_sparse_coo_tensor_with_dims_and_tensors", "_values", "dense_dim", "indices"),
+    *("is_coalesced", "sparse_dim", "values"),
     layout="Sparse",
     kind="metadata",
 )
 row(
-    "_nnz",
-    "ccol_indices",
-    "col_indices",
-    "crow_indices",
-    "dense_dim",
-    "row_indices",
-    "sparse_dim",
-    "values",
+    *("_nnz", "ccol_indices", "col_indices", "crow_indices", "dense_dim", "row_indices"),
+    *("sparse_dim", "values"),
     layout="SparseCsr",
     kind="metadata",
 )
 row(
-    "_nested_tensor_size",
-    "_nested_tensor_storage_offsets",
-    "_nested_tensor_strides",
-    "alias",
-    "detach",
-    "select.int",
-    "squeeze",
-    "squeeze.dim",
-    "squeeze.dims",
-    "transpose.int",
-    "unbind.int",
-    "unsqueeze",
-    "values",
-    "view",
+    *("_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides", "alias"),
+    *("detach", "select.int", "squeeze", "squeeze.dim", "squeeze.dims", "transpose.int"),
+    *("unbind.int", "unsqueeze", "values", "view"),
     layout="NestedTensor",
     kind="metadata",
 )
 # The host has these, CUDA has not, and neither have simulated devices.
 row("_nested_sum_backward", "sum.dim_IntList", layout="NestedTensor", kind="host only")
-row(
-    "_sparse_mm_reduce_impl",
-    "_sparse_mm_reduce_impl_backward",
-    layout="SparseCsr",
-    kind="host only",
-)
+row("_sparse_mm_reduce_impl[_backward]", layout="SparseCsr", kind="host only")
 for _layout in KEYS:
     # CUDA has this only to refuse it.
     row("sspaddmm", layout=_layout, refused_as="NYI: CUDA sspaddmm is not implemented")
@@ -360,7 +328,7 @@ def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[...,
     """A kernel that has the host compute `op` on composites and brings the results back."""
     facts = facts_of(op, layout)
 
-    def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def on_host(_: Keys, *args: Any, **kwargs: Any) -> Any:
         if facts.refused_as:
             raise RuntimeError(facts.refused_as)
         with torch._C.DisableTorchFunction():
@@ -377,10 +345,7 @@ def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[...,
         given = schema.named(args, kwargs)
 
         def compute(resized: Container[str] = ()) -> tuple[dict[str, Any], Any]:
-            hosts = {
-                name: _resizable_to_host(value) if name in resized else _to_host(value, check=looks)
-                for name, value in given.items()
-            }
+            hosts = {name: _to_host(value, looks, name in resized) for name, value in given.items()}
             host_args = [hosts[name] for name in schema.names[: len(args)]]
             return hosts, launch(kernel, index, host_args, {name: hosts[name] for name in kwargs})
 
@@ -408,20 +373,15 @@ def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[...,
     return run
 
 
-def _to_host(value: Any, check: bool = True) -> Any:
+def _to_host(value: Any, check: bool, resizable: bool) -> Any:
     if isinstance(value, Tensor):
-        if check and is_composite(value) and not value.is_nested:
+        sparse = is_composite(value) and not value.is_nested
+        if sparse and (check or resizable):
             check_invariants(value)
-        return to_host(value)
+        return to_host(value).clone() if sparse and resizable else to_host(value)
     if isinstance(value, (tuple, list)):
-        return [_to_host(item) if isinstance(item, Tensor) else item for item in value]
+        return [_to_host(item, True, False) if isinstance(item, Tensor) else item for item in value]
     return torch.device("cpu") if isinstance(value, torch.device) else value
-
-
-def _resizable_to_host(value: Any) -> Any:
-    host = _to_host(value)
-    sparse = isinstance(value, Tensor) and is_composite(value) and not value.is_nested
-    return host.clone() if sparse else host
 
 
 def _write_back(target: Tensor, host: Tensor, index: int) -> None:
@@ -446,9 +406,8 @@ def _write_back(target: Tensor, host: Tensor, index: int) -> None:
 def _is_another(host: Tensor, target: Tensor) -> bool:
     """Whether a compressed tensor has become another size, or has got memory of its own."""
     mine, its = target.values(), host.values()
-    if target.shape != host.shape or mine.shape != its.shape:
-        return True
-    return mine.data_ptr() != its.data_ptr()
+    same = target.shape == host.shape and mine.shape == its.shape
+    return not same or mine.data_ptr() != its.data_ptr()
 
 
 def metadata_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -479,9 +438,7 @@ def to_copy(self: Tensor, *, device: torch.device | None = None, **options: Any)
     """`self.to(...)` for a composite."""
     to_cpu = device is not None and device.type == "cpu"
     index = None if to_cpu else world.resolve(self.device.index if device is None else device)
-    copy = _copied(self, index, options.get("non_blocking"))
-    dtype = options.get("dtype")
-    copy = copy if dtype is None else copy.to(dtype)
+    copy = _copied(self, index, options.get("non_blocking")).to(options.get("dtype") or self.dtype)
     return copy if index is None else to_device(copy, index)
 
 
@@ -509,7 +466,7 @@ def coo_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """
     compose = op._handle.redispatch_boxed
 
-    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Tensor:
+    def run(_: Keys, *args: Any, **kwargs: Any) -> Tensor:
         if kwargs.get("is_coalesced") and _invariants_are_checked():
             found = compose(HOST_KEYS, *args, **{**kwargs, "is_coalesced": None})
             return _said_coalesced(found, *args[:2])
@@ -538,6 +495,7 @@ def _said_coalesced(found: Tensor, indices: Tensor, values: Tensor) -> Tensor:
 
 for _name in (
     "_sparse_coo_tensor_unsafe",
-    *(f"sparse_coo_tensor.indices{s}" for s in ("", "_size")),
+    "sparse_coo_tensor.indices",
+    "sparse_coo_tensor.indices_size",
 ):
     row(_name, above_autograd=coo_kernel(overload(_name)))

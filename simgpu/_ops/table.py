@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import torch
 
+Keys = torch._C.DispatchKeySet
 # What is registered with PyTorch: called with an operator's arguments, on tensors of a device.
 PythonKernel = Callable[..., Any]
 # Computes an operator on the host: called as PyTorch's kernel is, dispatch keys first.

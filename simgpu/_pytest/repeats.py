@@ -28,10 +28,11 @@ _OF_PROPERTY = pytest.StashKey[list[Callable[[Callable[..., Any]], Callable[...,
 def wrap_test(
     item: pytest.Function, what: str, around: Around, of_property: Around | None = None
 ) -> None:
-    """Make `around` run the test of `item`, and `of_property` what hypothesis calls for it.
+    """Have the function `around` call the test of `item`, instead of pytest.
 
-    An `async def` fails, for the option or the marker `what`: its call only makes a coroutine. So
-    does any other test that returns one, such as a decorated `async def`, once it is called.
+    For a hypothesis property, `of_property` (by default also `around`) calls the body once per
+    example. A test that is an `async def`, or returns a coroutine, fails with a text about `what`,
+    the option or marker: neither could run or watch what the call only prepares.
     """
     test = getattr(getattr(item.obj, "hypothesis", None), "inner_test", item.obj)
     leave_out = f'with @pytest.mark.without("{what}", reason="...")' if what[0] == "-" else ""

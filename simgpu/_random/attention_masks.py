@@ -36,9 +36,9 @@ def _spans(first: int, count: int, most: int) -> Iterator[tuple[int, slice]]:
     done = 0
     while done < count:
         place = first + done
-        several = min(most, count - done, _PLACES - place % _PLACES)
-        yield place, slice(done, done + several)
-        done += several
+        end = done + min(most, count - done, _PLACES - place % _PLACES)
+        yield place, slice(done, end)
+        done = end
 
 
 def _words(seed: int, first: int, count: int) -> philox.Words32:
@@ -53,11 +53,11 @@ def _words(seed: int, first: int, count: int) -> philox.Words32:
 
 
 def efficient(seed: int, offset: int, p: float, *sizes: int) -> Mask:
-    """The mask of memory efficient attention.
+    """Which weights memory efficient attention keeps when it drops each with probability `p`.
 
     Args:
-        offset: of the generator, or of it and the number of the first weight.
-        sizes: (batch, heads, queries, keys).
+        offset: that of the generator (`get_offset`), plus the number of the first weight.
+        sizes: the shape of the mask, such as (batch, heads, queries, keys).
     """
     drawn = philox.unit_float(_words(seed, offset, math.prod(sizes)))
     kept: Mask = (drawn > np.float32(p)).reshape(sizes)
@@ -65,12 +65,12 @@ def efficient(seed: int, offset: int, p: float, *sizes: int) -> Mask:
 
 
 def flash(seed: int, offset: int, p: float, *sizes: int, first: int = 0) -> Mask:
-    """The mask of flash attention.
+    """Which weights flash attention keeps when it drops each with probability `p`.
 
     Args:
-        offset: of the generator.
-        sizes: (batch, heads, queries, keys).
-        first: the number of the first of the batch.
+        offset: that of the generator (`get_offset`).
+        sizes: (batch, heads, queries, keys), the shape of the mask.
+        first: which sequence of the whole batch is the first one here, from 0.
     """
     batch, heads, queries, keys = sizes
     rows, columns = -(-queries // _ROWS), -(-keys // _COLUMNS)

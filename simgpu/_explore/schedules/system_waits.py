@@ -65,7 +65,10 @@ def _wait(stock: Callable[..., int]) -> Callable[..., int]:
 
 
 def _communicate(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """`subprocess.Popen.communicate`, which without a time-out may read a pipe to its end."""
+    """`subprocess.Popen.communicate` with a long time-out, where the program gives none.
+
+    Without one it may block in a read, of which the schedule would not know.
+    """
 
     @functools.wraps(stock)
     def communicate(
