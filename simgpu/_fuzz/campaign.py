@@ -120,7 +120,10 @@ def run_campaign(options: CampaignOptions) -> int:
             print(f"no hypothesis property in {where}{fits}")
         return status
     if status not in (0, 1):  # such as one that a signal ended: pytest could not report it
-        print(f"{log[-4000:]}\npytest {_ended(status)}; the report has what it counted before")
+        ended = f"ended with status {status}"
+        if status < 0:
+            ended = f"was ended by signal {-status} ({signal.strsignal(-status)})"
+        print(f"{log[-4000:]}\npytest {ended}; the report has what it counted before")
         status = 1
     elif not tally.failures and (status == 1 or not tally.examples):
         if not campaign.stopped:
@@ -218,12 +221,6 @@ class Campaign:
             "torch": importlib.metadata.version("torch"),
             "hypothesis": importlib.metadata.version("hypothesis"),
         }
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    return f"was ended by signal {-status} ({signal.strsignal(-status)})"
 
 
 _PATIENCE = 30.0  # seconds: workers on a busy machine may be long about their last counts

@@ -118,15 +118,11 @@ class ExampleRecorder:
             finally:
                 self._count(time.perf_counter() - start)
             # After the example and not before it, or its draws would seem to have changed.
-            if self._time_is_over():
+            deadline = None if self._failing else self._deadline
+            if deadline is not None and time.monotonic() > deadline:
                 pytest.skip("its share of the time is over")
 
         return body
-
-    def _time_is_over(self) -> bool:
-        return (
-            self._deadline is not None and not self._failing and time.monotonic() > self._deadline
-        )
 
     def _count(self, seconds: float) -> None:
         self.tally.examples[self._property] += 1
@@ -225,17 +221,13 @@ def _load_profile(session: SessionSettings) -> None:
         base,
         derandomize=False,
         database=database_of(session.database),
-        max_examples=_most(session),
+        max_examples=session.most_examples,
         phases=(Phase.reuse, Phase.shrink) if session.kept_alone else base.phases,
         deadline=None,
         print_blob=True,
         suppress_health_check=sorted(allowed, key=lambda check: check.value),
     )
     settings.load_profile(PROFILE)
-
-
-def _most(session: SessionSettings) -> int:
-    return session.examples or 10**9  # where the time decides, no number does
 
 
 def _is_property(item: pytest.Item) -> bool:
@@ -251,7 +243,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     test = getattr(item.obj, "__func__", item.obj)
     own = getattr(test, _OF_TEST, None)
     if own is not None:  # what the campaign was asked for wins over the test's own number
-        setattr(test, _OF_TEST, settings(own, max_examples=_most(session)))
+        setattr(test, _OF_TEST, settings(own, max_examples=session.most_examples))
     blob = session.blob
     if blob is not None:
         hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)

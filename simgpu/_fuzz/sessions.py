@@ -76,6 +76,10 @@ class SessionSettings:
     kept_alone: bool = False
     """Whether nothing but what the database keeps is run."""
 
+    @property
+    def most_examples(self) -> int:
+        return self.examples or 10**9  # where the time decides, no number does
+
     @classmethod
     def from_environment(cls) -> SessionSettings:
         """Read the settings in a process that a campaign has started."""

@@ -6,6 +6,7 @@ PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -267,7 +268,7 @@ def check(options: SessionOptions) -> None:
 
 @dataclass(frozen=True)
 class ShortOption:
-    """One of them: `name`, short for `long`, which is `field` of `SessionOptions`."""
+    """One of them, and its long form, `--device-` and the field of `SessionOptions`."""
 
     field: str
     value: str
@@ -279,10 +280,6 @@ class ShortOption:
     def name(self) -> str:
         return f"--{self.field}"
 
-    @property
-    def long(self) -> str:
-        return f"--device-{self.field}"
-
     def early(self, config: pytest.Config, args: Sequence[str]) -> str | None:
         """Return the option's value on a command line, if it may be ours.
 
@@ -290,15 +287,13 @@ class ShortOption:
         """
         reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         reader.add_argument(self.name, dest="value")
-        try:
+        with contextlib.suppress(argparse.ArgumentError, ValueError):
             value: str | None = reader.parse_known_args(list(args))[0].value
             if value is not None:
                 self.check(value)
-        except (argparse.ArgumentError, ValueError):
-            return None
-        if value is not None:
-            config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
-        return value
+                config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
+            return value
+        return None
 
     def add_where_free(
         self, config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
@@ -312,24 +307,14 @@ class ShortOption:
                 return  # of another option, which pytest is going to refuse in its own words
             unknown = []
         if tried in unknown:
-            parser.getgroup("simgpu").addoption(
-                self.name,
-                dest=f"simgpu_{self.field}",
-                **{**ARGUMENTS[self.field], "help": self.long},
-            )
+            named = {"dest": f"simgpu_{self.field}", "help": f"--device-{self.field}"}
+            parser.getgroup("simgpu").addoption(self.name, **{**ARGUMENTS[self.field], **named})
             config.stash.setdefault(_ADDED, []).append((self, parser))
         elif self in config.stash.get(_TAKEN_EARLY, ()):
             raise pytest.UsageError(
-                f"{self.name} is an option of this suite: say {self.long} for the devices of "
-                "--as-cuda"
+                f"{self.name} is an option of this suite: say --device-{self.field} for the "
+                "devices of --as-cuda"
             )
-
-    def take_away(self, parser: pytest.Parser) -> None:
-        """Allow others to add an option of this name; values from the command line stay."""
-        # pytest before 9 has none: there each group of options has names of its own.
-        options = getattr(parser, "optparser", None)
-        if options is not None:
-            options._option_string_actions.pop(self.name)
 
 
 # Those by which --as-cuda has made devices before it was known that they are ours.
@@ -364,5 +349,9 @@ def pytest_load_initial_conftests(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
+    """Allow others to add options of these names; values from the command line stay."""
     for short, parser in session.config.stash.get(_ADDED, []):
-        short.take_away(parser)
+        # pytest before 9 has no such attribute: there each group of options has names of its own.
+        options = getattr(parser, "optparser", None)
+        if options is not None:
+            options._option_string_actions.pop(short.name)

@@ -11,9 +11,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import pytest
 
@@ -140,17 +139,6 @@ class SimulatedPool:
 
         from simgpu._core import world
 
-        self._check_scope(scope)
-        active = world.device_count()
-        lent = self._make(count, scope) if not active else _share(count, active)
-        with lent as devices:
-            self._scopes.append(scope)
-            try:
-                yield devices
-            finally:
-                self._scopes.remove(scope)
-
-    def _check_scope(self, scope: Scope) -> None:
         if self._scopes and SCOPES.index(scope) < SCOPES.index(self._scopes[-1]):
             inner, outer = fixture_name(self._scopes[-1]), fixture_name(scope)
             pytest.fail(
@@ -158,6 +146,14 @@ class SimulatedPool:
                 f"only {outer}, or first",
                 pytrace=False,
             )
+        active = world.device_count()
+        lent = _share(count, active) if active else self._make(count, scope)
+        with lent as devices:
+            self._scopes.append(scope)
+            try:
+                yield devices
+            finally:
+                self._scopes.remove(scope)
 
     @contextlib.contextmanager
     def _make(self, count: int, scope: Scope) -> Iterator[list[torch.device]]:
@@ -223,8 +219,7 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
 # that fill no group stay idle; where there are more workers than groups, some share one.
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The GPUs of a worker, and how many workers use them."""
 
     ordinals: range

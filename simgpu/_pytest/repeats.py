@@ -251,7 +251,12 @@ def _watched(step: Callable[[], Any]) -> Any:
         with simgpu.races() as found:
             result = step()
     except (Exception, pytest.fail.Exception) as error:
-        own = [race for race in found if not _is_of_pytest(race)]
+        # Not those that pytest reads, as where it prints the values of a comparison.
+        own = [
+            race
+            for race in found
+            if not any(access.place.startswith(_PYTEST) for access in (race.first, race.second))
+        ]
         if own and hasattr(error, "add_note"):  # from Python 3.11 on
             error.add_note(_text(own))  # perhaps why it fails: the values may be wrong
         raise
@@ -262,11 +267,6 @@ def _watched(step: Callable[[], Any]) -> Any:
 
 def _text(found: Sequence[Any]) -> str:
     return "\n".join(str(race) for race in found)
-
-
-def _is_of_pytest(race: Any) -> bool:
-    """Whether pytest reads there, as where it prints the values of a comparison."""
-    return any(access.place.startswith(_PYTEST) for access in (race.first, race.second))
 
 
 # `@pytest.mark.schedules(n)` and `pytest --schedules N`: a test runs under many schedules.
@@ -344,14 +344,14 @@ def _once(step: Callable[[], Any], number: int, how: Any) -> Any:
 
 
 def _under_drawn_schedules(
-    step: functools.partial[Any], n: int, token: str | None, item: pytest.Item | None = None
+    step: functools.partial[Any], n: int, token: str | None, item: pytest.Item
 ) -> None:
     from hypothesis import settings
     from hypothesis.control import current_build_context
 
     from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
     from simgpu._explore.schedules.explore import attempted
-    from simgpu._explore.schedules.tokens import Replay
+    from simgpu._explore.schedules.tokens import Drawn, Replay
     from simgpu._strategies import examples as strategies_examples
     from simgpu.errors import ScheduleDivergedError
 
@@ -359,7 +359,7 @@ def _under_drawn_schedules(
     examples = settings.default.max_examples if settings.default else n
     with schedule_existing_locks(step):
         for number in range(1 if token else -(-n // max(examples, 1))):  # n in all, or more
-            how = Replay(token) if token else drawing.schedule()
+            how: Any = Replay(token) if token else Drawn(drawing.draw)
             _, done = attempted(step, number, how, (BaseException,))
             if drawing.stopped:
                 raise drawing.stopped[0] from None
@@ -385,12 +385,8 @@ class _Drawing:
         self._data, self.is_final = context.data, bool(getattr(context, "is_final", False))
         self.stopped: list[BaseException] = []
 
-    def schedule(self) -> Any:
-        from simgpu._explore.schedules.tokens import Drawn
-
-        return Drawn(self._draw)
-
-    def _draw(self, count: int) -> int:
+    def draw(self, count: int) -> int:
+        """A number below `count`."""
         # An explicit example (@example) has no numbers to give, and one that is over no more.
         if self.stopped or self._data.frozen or getattr(self._data, "max_choices", None) == 0:
             return 0
@@ -412,14 +408,13 @@ def _shortest(step: functools.partial[Any], failed: Any) -> Any:
     return shortened(functools.partial(_once, step), failed)
 
 
-def _report(failed: Any, item: pytest.Item | None) -> None:
+def _report(failed: Any, item: pytest.Item) -> None:
     """Report how to repeat a schedule that failed, and record its test."""
-    if item is not None:
-        _remember(failed.token, item)
+    _remember(failed.token, item)
     how = f"simgpu replay {failed.token}    # schedule {failed.number}"
     if hasattr(failed.error, "add_note"):
         failed.error.add_note(how)
-    elif item is not None:  # Python 3.10 has no notes
+    else:  # Python 3.10 has no notes
         item.add_report_section("call", "schedule", how)
 
 
