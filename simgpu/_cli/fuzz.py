@@ -13,14 +13,9 @@ from simgpu._fuzz import sessions
 
 # Packages that fuzzing and replaying import, by the name under which they are imported.
 NEEDED = {
-    "hypothesis": "hypothesis",
-    "jinja2": "jinja2",
-    "pytest": "pytest",
-    "tqdm": "tqdm",
+    **{name: name for name in ("hypothesis", "jinja2", "pytest", "tqdm")},
     "xdist": "pytest-xdist",
 }
-
-
 PREFIX = "S1"  # of the tokens of schedules
 
 

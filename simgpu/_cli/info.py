@@ -38,7 +38,11 @@ def description() -> Iterator[str]:
     yield _line("torch", f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'no CUDA'})")
     for package in PACKAGES:
         yield _line(package, _version(package))
-    yield _line("GPUs", _gpus())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a driver that is too old: then there are none
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ", ".join(map(torch.cuda.get_device_name, range(count)))
+    yield _line("GPUs", f"{count} ({names})" if names else "torch finds none")
     yield from _devices()
     yield _line("pytest plugin", _plugin())
 
@@ -52,16 +56,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _gpus() -> str:
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a driver that is too old: then there are none
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = [torch.cuda.get_device_name(index) for index in range(count)]
-    return f"{count} ({', '.join(names)})" if names else "torch finds none"
 
 
 def _devices() -> Iterator[str]:

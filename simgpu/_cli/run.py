@@ -41,25 +41,20 @@ def cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     reader = argparse.ArgumentParser()
     _add_options(reader)
+    actions = reader._option_string_actions
     own: list[str] = []
     rest = list(words)
-    while rest and not _names_a_program(rest[0]):
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        if rest[0][:2] in ("-m", "-c"):
+            break
         word = rest.pop(0)
-        if _takes_a_value(reader, word) and rest and not rest[0].startswith("--"):
+        # Options may be shortened.
+        meant = [word] if word in actions else [name for name in actions if name.startswith(word)]
+        takes_value = len(meant) == 1 and actions[meant[0]].nargs is None
+        if takes_value and rest and not rest[0].startswith("--"):
             word += f"={rest.pop(0)}"
         own.append(word)
     return own, rest
-
-
-def _names_a_program(word: str) -> bool:
-    return word in ("-", "--") or not word.startswith("-") or word[:2] in ("-m", "-c")
-
-
-def _takes_a_value(reader: argparse.ArgumentParser, word: str) -> bool:
-    """Whether the word after `word` is its value; options may be shortened."""
-    actions = reader._option_string_actions
-    meant = [word] if word in actions else [name for name in actions if name.startswith(word)]
-    return len(meant) == 1 and actions[meant[0]].nargs is None
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
@@ -80,16 +75,13 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         help="name of the simulated devices in the program: cuda (default; simgpu works too), or "
         "only simgpu",
     )
-    run.add_argument(
-        "--force",
-        action="store_true",
-        help="simulate also on a machine with real GPUs, which the program then cannot use",
-    )
-    run.add_argument(
-        "--replace-data-parallel",
-        action="store_true",
-        help="use dataparallel.DataParallel in place of torch.nn.DataParallel",
-    )
+    flags = {
+        "--force": "simulate also on a machine with real GPUs, which the program then cannot use",
+        "--replace-data-parallel": "use dataparallel.DataParallel in place of "
+        "torch.nn.DataParallel",
+    }
+    for name, text in flags.items():
+        run.add_argument(name, action="store_true", help=text)
     _add_watching(run)
 
 
@@ -101,25 +93,18 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a timeline of all kernels and copies to FILE, for Perfetto or chrome://tracing",
     )
-    run.add_argument(
-        "--summary",
-        action="store_true",
-        help="print a table on stderr that has for each device the number of kernels, the bytes "
-        "copied in and out, the peak memory, and the share of the work (bytes written by kernels) "
-        "and of the batch (bytes of the inputs of models)",
-    )
-    run.add_argument(
-        "--races",
-        action="store_true",
-        help="report data races on stderr: memory that two streams, or a stream and the host, use "
-        "without synchronization; the exit status is 1 if there is one",
-    )
-    run.add_argument(
-        "--strict",
-        action="store_true",
-        help="warn about bugs that cause no error on a GPU: state that replicas lose, epochs that "
-        "all have the same order, files that several ranks write (same as SIMGPU_STRICT=1)",
-    )
+    flags = {
+        "--summary": "print a table on stderr that has for each device the number of kernels, the "
+        "bytes copied in and out, the peak memory, and the share of the work (bytes written by "
+        "kernels) and of the batch (bytes of the inputs of models)",
+        "--races": "report data races on stderr: memory that two streams, or a stream and the "
+        "host, use without synchronization; the exit status is 1 if there is one",
+        "--strict": "warn about bugs that cause no error on a GPU: state that replicas lose, "
+        "epochs that all have the same order, files that several ranks write (same as "
+        "SIMGPU_STRICT=1)",
+    }
+    for name, text in flags.items():
+        run.add_argument(name, action="store_true", help=text)
     run.add_argument("--async", dest="lazy", **ARGUMENTS["async"])
     run.add_argument("--async-seed", **ARGUMENTS["async-seed"])
     run.add_argument(
@@ -146,20 +131,14 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
 
 def _add_program(run: argparse.ArgumentParser) -> None:
     """Add the ways to name a program, for the help: `cut` takes them away before."""
-    run.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="MODULE",
-        help="run a module, like `python -m MODULE`; all words after it are its arguments",
-    )
-    run.add_argument(
-        "-c",
-        dest="code",
-        nargs=argparse.REMAINDER,
-        metavar="CODE",
-        help="run code, like `python -c CODE`; all words after it are its arguments",
-    )
+    for name, what, metavar in (("-m", "a module", "MODULE"), ("-c", "code", "CODE")):
+        run.add_argument(
+            name,
+            nargs=argparse.REMAINDER,
+            metavar=metavar,
+            help=f"run {what}, like `python {name} {metavar}`; all words after it are its "
+            "arguments",
+        )
     run.add_argument(
         "script",
         nargs="?",
@@ -211,8 +190,6 @@ def _warn_misplaced_options(parser: argparse.ArgumentParser, program: Program) -
         )
 
 
-# Commands whose module has another name.
-_MODULES = {"torchrun": "torch.distributed.run"}
 # What starts other processes, and computes nothing itself.
 _LAUNCHERS = {
     "module": ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
@@ -277,10 +254,9 @@ def _meant_by(name: str) -> str:
     """The hint for a word that is not a script but something else that Python knows."""
     if name in ("python", "python3"):
         return "; leave that word out: what comes after `run` is what comes after `python`"
-    if name in _MODULES:
-        return f"; the module runs by -m {_MODULES[name]}"
-    if name.isidentifier() and _is_module(name):
-        return f"; the module runs by -m {name}"
+    module = {"torchrun": "torch.distributed.run"}.get(name, name)
+    if name.isidentifier() and _is_module(module):
+        return f"; the module runs by -m {module}"
     return ""
 
 

@@ -102,9 +102,8 @@ def run_input(source: bytes) -> None:
     _run_code(_compiled(source, "<stdin>"), __file__="<stdin>", __cached__=None)
 
 
-def _compiled(source: str | bytes, name: str) -> types.CodeType:
-    code: types.CodeType = compile(source, name, "exec", dont_inherit=True)
-    return code
+def _compiled(source: str | bytes, name: str) -> Any:
+    return compile(source, name, "exec", dont_inherit=True)
 
 
 def _run_spec(spec: machinery.ModuleSpec) -> None:
@@ -177,14 +176,12 @@ def prepare(program: Program) -> str | None:
     sys.argv = [name, *program.arguments]
     script = _path(program) if program.kind == "script" else None
     if not getattr(sys.flags, "safe_path", False):
-        there = {"module": os.getcwd()}.get(program.kind, "")
+        there = os.getcwd() if program.kind == "module" else ""
         sys.path[0] = there if script is None else folder_of(script)
     elif script is not None and main_inside(script):
         sys.path.insert(0, script)
-    if program.kind == "module":
-        spec = _module_spec(program.text)
-        return spec if isinstance(spec, str) else None
-    return None
+    spec = _module_spec(program.text) if program.kind == "module" else None
+    return spec if isinstance(spec, str) else None
 
 
 def _path(script: Program) -> str:
@@ -195,7 +192,11 @@ def _path(script: Program) -> str:
 def run_script(program: Program, options: argparse.Namespace) -> None:
     """Run the program, for which all is prepared, as `python` does."""
     if options.replace_data_parallel:
-        _replace_data_parallel()
+        # Looked up only here and only when asked for: simgpu does without that package.
+        nn: Any = importlib.import_module("torch.nn")
+        ours = importlib.import_module("dataparallel")
+        nn.DataParallel = nn.parallel.DataParallel = ours.DataParallel
+        nn.parallel.data_parallel = ours.data_parallel
     _watch_until_exit(options.trace, options.summary)
     try:
         with contextlib.ExitStack() as stack:
@@ -260,19 +261,17 @@ def overlapping(seed: int | None) -> Iterator[Asynchronous]:
     """
     from simgpu._explore.asynchronous import executor as asynchronous_executor
 
-    executor = asynchronous_executor.begin(seed)
+    executor, status = asynchronous_executor.begin(seed), None
     try:
         yield executor
     except SystemExit as ended:
-        if not ended.code:
-            _finish(executor)
-        raise
-    _finish(executor)
-
-
-def _finish(executor: Asynchronous) -> None:
+        status = ended
+        if ended.code:
+            raise
     executor.finish()
     executor.check_all()
+    if status is not None:
+        raise status
 
 
 @contextlib.contextmanager
@@ -296,18 +295,6 @@ def reporting_races() -> Iterator[None]:
             print(f"simgpu run --races: {count}", file=sys.stderr)
     if found:
         sys.exit(1)
-
-
-def _replace_data_parallel() -> None:
-    """Replace PyTorch's DataParallel by the one of the package `dataparallel`.
-
-    Looked up only here and only when asked for: simgpu does without that package.
-    """
-    nn: Any = importlib.import_module("torch.nn")
-    ours = importlib.import_module("dataparallel")
-    for module in (nn, nn.parallel):
-        module.DataParallel = ours.DataParallel
-    nn.parallel.data_parallel = ours.data_parallel
 
 
 def _watch_until_exit(path: Path | None, summary: bool) -> None:

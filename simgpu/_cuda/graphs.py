@@ -92,15 +92,11 @@ class _Memory:
     """The storages of a graph's results, by address."""
 
     def __init__(self) -> None:
-        self._results: ByAddress[_Result] = ByAddress()
-
-    def add(self, tensor: Tensor) -> None:
-        """Keep the memory of a new tensor."""
-        self._results.put(_Result(tensor))
+        self.results: ByAddress[_Result] = ByAddress()
 
     def find(self, tensor: Tensor) -> torch.UntypedStorage | None:
         """The storage that has `tensor`, or None."""
-        result = self._results.at(tensor.data_ptr()) if tensor.numel() else None
+        result = self.results.at(tensor.data_ptr()) if tensor.numel() else None
         return None if result is None else result.storage
 
     def own(self, value: Any, fixed: bool = False) -> Any:
@@ -123,7 +119,7 @@ class _Memory:
 
     def clear(self) -> None:
         """Fill all of it with values that cannot pass for a result."""
-        for result in self._results:
+        for result in self.results:
             fill_unwritten(result.whole)
 
 
@@ -256,7 +252,7 @@ class Recording(Capture):
         outputs = []
         for tensor in fresh:
             if self._memory.find(tensor) is None:
-                self._memory.add(tensor)
+                self._memory.results.put(_Result(tensor))
             outputs.append(self._memory.own(tensor))
         if launch.kind != "memory":
             branch, clock = list(self.order.clocks).index(queue), self.order.clock(queue)
@@ -444,10 +440,10 @@ class CUDAGraph:
     def enable_debug_mode(self) -> None:
         """Keep what `debug_dump` would write: nothing."""
 
-    debug_dump = refusal("torch.cuda.CUDAGraph.debug_dump", None)
-    raw_cuda_graph = refusal("torch.cuda.CUDAGraph.raw_cuda_graph", None)
-    raw_cuda_graph_exec = refusal("torch.cuda.CUDAGraph.raw_cuda_graph_exec", None)
-    get_graph_data = refusal("torch.cuda.CUDAGraph.get_graph_data", None)
+    debug_dump, raw_cuda_graph, raw_cuda_graph_exec, get_graph_data = (
+        refusal(f"torch.cuda.CUDAGraph.{name}", None)
+        for name in ("debug_dump", "raw_cuda_graph", "raw_cuda_graph_exec", "get_graph_data")
+    )
 
     def __del__(self) -> None:
         recording: Any = getattr(self, "_recording", None)

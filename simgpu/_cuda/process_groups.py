@@ -42,11 +42,7 @@ def _simulated(device: Any) -> torch.device:
     assert isinstance(device, torch.device)
     if device.type != CUDA:
         return device
-    return (
-        torch.device(DEVICE_TYPE)
-        if device.index is None
-        else torch.device(DEVICE_TYPE, device.index)
-    )
+    return torch.device(str(device).replace(CUDA, DEVICE_TYPE))
 
 
 @PATCHES.around(f"{_GROUP}._register_backend", why=_WHY_DEVICE)

@@ -13,6 +13,7 @@ when it begins.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 import weakref
@@ -110,7 +111,11 @@ def _empty_like(
     on CUDA in a build without CUDA (aten/src/ATen/native/sparse/SparseCsrTensor.cpp).
     """
     if layout not in (None, self.layout):
-        own, other = (_name_in_c(kind) for kind in (self.layout, layout))
+        # As C++ calls them: "SparseCsr" for torch.sparse_csr.
+        own, other = (
+            "".join(map(str.capitalize, str(kind).removeprefix("torch.").split("_")))
+            for kind in (self.layout, layout)
+        )
         raise RuntimeError(
             f"empty_like with different sparse layout is not supported (self is {own} but you "
             f"requested {other})"
@@ -130,11 +135,6 @@ def _empty_like(
     return made
 
 
-def _name_in_c(layout: torch.layout) -> str:
-    """What C++ calls a layout: "SparseCsr" for torch.sparse_csr."""
-    return "".join(map(str.capitalize, str(layout).removeprefix("torch.").split("_")))
-
-
 def _zeros_like(
     self: torch.Tensor, *, device: torch.device | None = None, **options: Any
 ) -> torch.Tensor:
@@ -147,29 +147,15 @@ def _zeros_like(
 # Operators that the dispatch key BackendSelect sends to a kernel of their own, or to one that makes
 # an empty tensor and grows it, so no room could be asked for before.
 _FACTORIES = (
-    "arange",
-    "arange.start",
-    "arange.start_step",
-    "eye",
-    "eye.m",
-    "empty.memory_format",
-    "empty_strided",
-    "_efficientzerotensor",
-    "tril_indices",
-    "triu_indices",
-    "_sparse_coo_tensor_with_dims",
-    "_sparse_coo_tensor_with_dims_and_tensors",
-    "_sparse_compressed_tensor_unsafe",
-    "_sparse_compressed_tensor_with_dims",
+    *("arange", "arange.start", "arange.start_step", "eye", "eye.m", "empty.memory_format"),
+    *("empty_strided", "_efficientzerotensor", "tril_indices", "triu_indices"),
+    *("_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"),
+    *("_sparse_compressed_tensor_unsafe", "_sparse_compressed_tensor_with_dims"),
 )
 
 
 def _route(library: torch.library.Library, name: str, key: str, **options: bool) -> None:
-    op = overload(name)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _make_tensor(op, *args, **kwargs)
-
+    kernel = functools.partial(_make_tensor, overload(name))
     library.impl(name, kernel, key, **options)  # type: ignore[no-untyped-call]
 
 
@@ -194,18 +180,7 @@ _looked_at: weakref.WeakKeyDictionary[Library, tuple[int, list[tuple[str, str]]]
 )
 
 
-def _shadow_library(library: Library) -> Any:
-    if library not in _twins:
-        twin = torch._C._dispatch_library("IMPL", library.ns, "", __file__, 0)
-        handle = RegistrationHandle(twin.reset)
-        library._registration_handles.append(handle)
-        _twins[library] = twin, handle
-    return _twins[library][0]
-
-
-def _falls_through(operator: str, key: str) -> bool:
-    found: bool = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(operator, key)
-    return found
+_falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
 
 
 def _is_defined(operator: str) -> bool:
@@ -230,7 +205,12 @@ def _answer_for_devices(library: Library, name: str, key: str) -> None:
     operator, ours = f"{library.ns}::{name}", _KEYS[key]
     if not _is_for_devices(library, name, key):
         return
-    twin = _shadow_library(library)
+    if library not in _twins:
+        made: Any = torch._C._dispatch_library("IMPL", library.ns, "", __file__, 0)
+        handle = RegistrationHandle(made.reset)
+        library._registration_handles.append(handle)
+        _twins[library] = made, handle
+    twin, _ = _twins[library]
     if _falls_through(operator, key):
         twin.impl(name, ours, torch.library.fallthrough_kernel, False)
         return

@@ -76,18 +76,17 @@ _WHY_FOR_DEVICES = "x.to('cuda:1') and x.is_cuda ask CUDA's driver and the tenso
 
 @PATCHES.around("torch.jit.script", why=_WHY_FOR_DEVICES)
 def _script(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`torch.jit.script`, whose graphs ask nothing of CUDA itself."""
     kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 2  # names are the caller's
     return _edited(stock(*args, **kwargs))
 
 
 @PATCHES.around("torch.jit.load", why=_WHY_FOR_DEVICES)
 def _load(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`torch.jit.load`, whose graphs ask nothing of CUDA itself."""
     return _edited(stock(*args, **kwargs))
 
 
 def _edited(scripted: Any) -> Any:
+    """A scripted function or module, whose graphs ask nothing of CUDA itself."""
     for graph in _graphs(scripted):
         _for_devices(graph)
     return scripted

@@ -78,12 +78,10 @@ def move(to_device: bool) -> None:
         default_type.set_to_cpu()
 
 
-@PATCHES.action(
+PATCHES.action(
     "the default type, which is the CPU's again when the devices end",
     why="new tensors would be on devices that are gone",
-)
-def _reset_later(patches: Patches) -> None:
-    patches.then(functools.partial(move, False))
+)(lambda patches: patches.then(functools.partial(move, False)))
 
 
 _TensorBase: Any = torch._C.TensorBase

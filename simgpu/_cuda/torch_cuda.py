@@ -79,14 +79,13 @@ PATCHES.add(
 def _answer_deprecated_names(patches: Patches) -> None:
     """Make `torch.has_cuda` and `torch.has_cudnn` ask the functions of the block."""
     answers: dict[str, Any] = torch._deprecated_attrs
-    names = "has_cuda", "has_cudnn"
-    before: dict[str, Any] = {name: answers[name] for name in names if name in answers}
     ours = {
         "has_cuda": torch.backends.cuda.is_built,
         "has_cudnn": torch.backends.cudnn.is_available,
     }
+    before = {name: answers[name] for name in ours if name in answers}
     # The warning that they are old names the function to call.
-    answers.update((name, functools.wraps(before[name])(ours[name])) for name in before)
+    answers.update((name, functools.wraps(stock)(ours[name])) for name, stock in before.items())
     patches.then(lambda: answers.update(before))
 
 
@@ -201,19 +200,16 @@ for _name, _function in FUNCTIONS.items():
     )
 
 
-@PATCHES.action(
+PATCHES.action(
     "memory that a program has asked for without a tensor: it is given back at the end",
     why="it is that of devices which end",
-)
-def _delete_all_later(patches: Patches) -> None:
-    patches.then(_raw.clear)
+)(lambda patches: patches.then(_raw.clear))
 
 
 class _Markers:
-    """The functions of NVTX's C library: they count nested ranges, and record nothing."""
+    """The functions of NVTX's C library: they count nested ranges, and no profiler reads them."""
 
-    def __init__(self) -> None:
-        self._depth = 0
+    _depth = 0
 
     def rangePushA(self, message: str) -> int:
         self._depth += 1
@@ -226,11 +222,7 @@ class _Markers:
     def rangeStartA(self, message: str) -> int:
         return 0
 
-    def rangeEnd(self, range_id: int) -> None:
-        """Nothing to end."""
-
-    def markA(self, message: str) -> None:
-        """Do nothing: no profiler reads the mark."""
+    rangeEnd = markA = staticmethod(_no_op)
 
 
 PATCHES.add(
@@ -341,10 +333,9 @@ def visible_devices(count: int) -> Sequence[int]:
     why="programs choose their GPUs by it, before CUDA is initialized",
 )
 def _heed(patches: Patches) -> None:
+    def heed_no_more() -> None:
+        if world.current_world() is not None:
+            world.show_only(None)
+
     world.show_only(visible_devices)
-    patches.then(_heed_no_more)
-
-
-def _heed_no_more() -> None:
-    if world.current_world() is not None:
-        world.show_only(None)
+    patches.then(heed_no_more)

@@ -22,7 +22,7 @@ from simgpu._memory import pinned
 from simgpu._native.layouts import write_word
 from simgpu._ops import attention
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Patches, Table
+from simgpu._util.patching import Table
 
 PATCHES = Table()
 
@@ -89,14 +89,10 @@ PATCHES.add(
     wrap=lambda _: _PlanCaches(),
     why="keeps its settings in C++ for real CUDA only",
 )
-for _kernel, _number in {
-    "flash": attention.FLASH,
-    "efficient": attention.EFFICIENT,
-    "cudnn": attention.CUDNN,
-}.items():
+for _kernel in ("flash", "efficient", "cudnn"):
     PATCHES.add(
         f"torch.backends.cuda.can_use_{_kernel}_attention",
-        value=functools.partial(attention.can_use, _number),
+        value=functools.partial(attention.can_use, getattr(attention, _kernel.upper())),
         optional=True,
         why="a build without CUDA says no of every call",
     )
@@ -106,11 +102,12 @@ PATCHES.add(
     optional=True,
     why="a build without CUDA has none",
 )
-_WHY_NVTX = "raises in a build without CUDA; here nothing reads the marks"
-PATCHES.add("torch.autograd.profiler.emit_nvtx.__enter__", value=lambda self: self, why=_WHY_NVTX)
-PATCHES.add(
-    "torch.autograd.profiler.emit_nvtx.__exit__", value=lambda self, *error: False, why=_WHY_NVTX
-)
+for _name, _value in {"enter": lambda self: self, "exit": lambda self, *error: False}.items():
+    PATCHES.add(
+        f"torch.autograd.profiler.emit_nvtx.__{_name}__",
+        value=_value,
+        why="raises in a build without CUDA; here nothing reads the marks",
+    )
 
 
 # `torch.autocast("cuda")` under `as_cuda`: the functions of torch behind it.
@@ -140,17 +137,13 @@ def _takes_device_type(stock: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_WHY_OLD = "the old name of the same"
-PATCHES.add(
-    "torch.get_autocast_gpu_dtype",
-    value=lambda: torch.get_autocast_dtype(DEVICE_TYPE),
-    why=_WHY_OLD,
-)
-PATCHES.add(
-    "torch.set_autocast_gpu_dtype",
-    value=lambda dtype: torch.set_autocast_dtype(DEVICE_TYPE, dtype),
-    why=_WHY_OLD,
-)
+for _name, _function in {
+    "get": lambda: torch.get_autocast_dtype(DEVICE_TYPE),
+    "set": lambda dtype: torch.set_autocast_dtype(DEVICE_TYPE, dtype),
+}.items():
+    PATCHES.add(
+        f"torch.{_name}_autocast_gpu_dtype", value=_function, why="the old name of the same"
+    )
 
 
 # `torch.cuda.cudart()`: the functions of CUDA's runtime library that PyTorch hands to programs.
@@ -254,12 +247,10 @@ def _cudart() -> Any:
     return _LIBRARY
 
 
-@PATCHES.action(
+PATCHES.action(
     "host memory that a program has registered: it is no longer pinned at the end",
     why="other memory may be at its addresses when there are devices again",
-)
-def _unregister_later(patches: Patches) -> None:
-    patches.then(pinned.registered.clear)
+)(lambda patches: patches.then(pinned.registered.clear))
 
 
 # Storages, torch.Generator, torch.Stream, torch.Event and torch.accelerator under `as_cuda`.
@@ -277,11 +268,6 @@ def _unregister_later(patches: Patches) -> None:
 def _current_accelerator(check_available: bool = False) -> torch.device | None:
     """`torch.accelerator.current_accelerator()`: CUDA, also where CUDA_VISIBLE_DEVICES hides it."""
     return None if check_available and not world.device_count() else torch.device(CUDA)
-
-
-def _storage_device(self: Any) -> torch.device:
-    found: torch.device = torch._C.StorageBase.device.__get__(self)  # type: ignore[attr-defined]
-    return found
 
 
 @PATCHES.wrap(
@@ -305,6 +291,7 @@ def _stream_for(stock: Callable[[Any], Any], device: Any) -> Any:
     return stock(to_simgpu(device))
 
 
+_storage_device: Any = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
 PATCHES.add("torch.UntypedStorage.device", value=renamed(_storage_device), why=WHY_RENAMED)
 PATCHES.add(
     "torch.UntypedStorage.__new__",

@@ -344,7 +344,7 @@ def _once(step: Callable[[], Any], number: int, how: Any) -> Any:
 
 
 def _under_drawn_schedules(
-    step: functools.partial[Any], n: int, token: str | None, item: pytest.Item
+    step: functools.partial[Any], n: int, token: str | None, item: pytest.Item | None = None
 ) -> None:
     from hypothesis import settings
     from hypothesis.control import current_build_context
@@ -408,13 +408,14 @@ def _shortest(step: functools.partial[Any], failed: Any) -> Any:
     return shortened(functools.partial(_once, step), failed)
 
 
-def _report(failed: Any, item: pytest.Item) -> None:
+def _report(failed: Any, item: pytest.Item | None) -> None:
     """Report how to repeat a schedule that failed, and record its test."""
-    _remember(failed.token, item)
+    if item is not None:
+        _remember(failed.token, item)
     how = f"simgpu replay {failed.token}    # schedule {failed.number}"
     if hasattr(failed.error, "add_note"):
         failed.error.add_note(how)
-    else:  # Python 3.10 has no notes
+    elif item is not None:  # Python 3.10 has no notes
         item.add_report_section("call", "schedule", how)
 
 

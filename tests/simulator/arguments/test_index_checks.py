@@ -149,7 +149,7 @@ CALLS = {
     ),
     "bags that fall, of maxima": (bags((0, 3, 1), "max"), RuntimeError, "must rise"),
     "rows of a smaller table": (bags_backward((0, 4, 1), rows=1), RuntimeError, "from 0 to 0"),
-"fewer bags than indices": (bags_backward(bag_of=(0, 1)), RuntimeError, "number for each of"),
+    "fewer bags than indices": (bags_backward(bag_of=(0, 1)), RuntimeError, "number for each of"),
     "too few sizes of bags": (bags_backward(sizes=(2,), mode=1), RuntimeError, "bag_size of shape"),
     "rows by frequency": (bags_backward((0, -7, 1), frequent=True), RuntimeError, "got -7 among"),
     "weights of bags past the end": (bags_of_weights(offsets=(0, 9)), RuntimeError, "up to 9"),
