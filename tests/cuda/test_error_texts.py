@@ -43,26 +43,11 @@ def test_elementwise_kernels(name, slot, data):
     on_cuda(mismatches.check_elementwise_kernel, name=name, slot=slot, data=data)
 
 
-CASES = {
-    "convolution": (misuse.check_convolutions, {}),
-    "generators": (misuse.check_generators, {}),
-    "gradients": (misuse.check_gradients, {}),
-    "indexing": (
-        misuse.check_indices,
-        {"name": "get", "mask": False},
-    ),
-    "numpy": (misuse.check_numpy, {}),
-    "ordinals": (misuse.check_ordinals, {"past": 3}),
-    **{kind: (misuse.check_recurrent_networks, {"kind": kind}) for kind in ("RNN", "LSTM", "GRU")},
-}
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("check", [*misuse.ON_ONE.values(), *misuse.ON_SEVERAL.values()])
 @few
 @given(data=st.data())
-def test_cases(name, data):
-    check, arguments = CASES[name]
-    on_cuda(check, **arguments, data=data)
+def test_wrong_calls(check, data):
+    on_cuda(check, data=data)
 
 
 def test_running_out_of_memory():

@@ -1,6 +1,7 @@
 """Replicas of modules that are copied, or take attributes, in a way of their own."""
 
 import sys
+import warnings
 
 import pytest
 import torch
@@ -94,6 +95,31 @@ def test_it_trains_as_on_one_device(devices, kind, cached):
         with torch.no_grad():
             seen.append([plain(call(x)), *(plain(p.grad) for p in module.parameters())])
     assert seen[0] == seen[1]
+
+
+class Forgetful(nn.Linear):
+    def forward(self, x):
+        self.zero_grad()
+        return super().forward(x)
+
+
+class ForgetfulCopy(Forgetful):
+    def _replicate_for_data_parallel(self):
+        return super()._replicate_for_data_parallel()
+
+
+@pytest.mark.parametrize("kind", [Forgetful, ForgetfulCopy])
+def test_zero_grad_in_a_replica_warns(devices, kind):
+    """A replica says that it is one, as torch.nn.Module asks of it: the call has no effect."""
+    module = kind(3, 3).to(devices[0])
+    parallel = dataparallel.DataParallel(module, devices[:2])
+    x = torch.ones(4, 3, device=devices[0])
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            parallel(x).sum().backward()
+        assert sum("zero_grad() from a module" in str(each.message) for each in caught) == 2
+    assert module.bias.grad.tolist() == [8.0] * 3
 
 
 @pytest.mark.devices(2)

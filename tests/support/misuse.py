@@ -47,18 +47,19 @@ def check_convolutions(devices, data):
             net(torch.ones(1, 1, 4, 4, device=x_place))
 
 
-def check_recurrent_networks(devices, kind, data):
+def check_recurrent_networks(devices, data):
     home, away = elsewhere(data, devices)
-    net = getattr(nn, kind)(3, 3).to(home)
+    net = data.draw(st.sampled_from([nn.RNN, nn.LSTM, nn.GRU]))(3, 3).to(home)
     words = f"found input tensor at {away} and parameter tensor at {home}"
     with pytest.raises(RuntimeError, match=re.escape(words)):
         net(torch.ones(2, 3, device=away))
 
 
-def check_indices(devices, name, data, mask):
+def check_indices(devices, data):
     """What is read is indexed from the CPU or its own device, what is written from anywhere."""
     home, away = elsewhere(data, devices)
-    index = torch.tensor([True, False, True]) if mask else torch.tensor([0, 2])
+    name = data.draw(st.sampled_from(sorted(INDEXING)))
+    index = torch.tensor([True, False, True] if data.draw(st.booleans()) else [0, 2])
     reads = name.startswith("get")
     expected = torch.arange(9.0).reshape(3, 3)
     row = INDEXING[name](expected, index)
@@ -109,7 +110,8 @@ def check_generators(devices, data):
         torch.randn(2, generator=torch.Generator(device=home))
 
 
-def check_ordinals(devices, data, past):
+def check_ordinals(devices, data):
+    past = data.draw(st.integers(0, 60))
     kind = devices[0].type
     module = torch.get_device_module(kind)
     missing = torch.device(kind, module.device_count() + past)
@@ -139,3 +141,17 @@ def check_gradients(devices, data):
         (x * 2).backward(torch.ones(3, device=away))
     with pytest.raises(RuntimeError, match=TOGETHER):
         torch.stack([x.sum(), torch.ones((), device=away)]).sum().backward()
+
+
+# Those that need one device, and those that need others beside it.
+ON_ONE = {
+    "convolutions": check_convolutions,
+    "numpy": check_numpy,
+    "ordinals": check_ordinals,
+}
+ON_SEVERAL = {
+    "generators": check_generators,
+    "gradients": check_gradients,
+    "indices": check_indices,
+    "recurrent networks": check_recurrent_networks,
+}

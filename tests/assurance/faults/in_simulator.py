@@ -183,7 +183,8 @@ REFUSALS = [
         "an index past the end is the last device",
         "simgpu/_core/world:device",
         instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
-        "test_ordinals",
+        "test_mistake_has_the_words_of_cuda",
+        name="ordinals",
     ),
     fault(
         "memory below 0 is accepted",

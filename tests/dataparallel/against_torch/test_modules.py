@@ -241,25 +241,3 @@ def test_parallel_apply(devices, data, broken, single, grad):
 
     same(lambda: call(ours), lambda: call(theirs))
     assert texts[:1] == texts[1:]
-
-
-BAD_CALLS = {
-    "inputs are missing": lambda lib, net, x, at: lib.parallel_apply([net, net], [x]),
-    "keywords are missing": lambda lib, net, x, at: lib.parallel_apply([net], [x], []),
-    "devices are missing": lambda lib, net, x, at: lib.parallel_apply([net], [x], [{}], []),
-    "the module is elsewhere": lambda lib, net, x, at: lib.DataParallel(net, at[::-1])(x),
-    "a function's module is elsewhere": lambda lib, net, x, at: lib.data_parallel(net, x, at[::-1]),
-    "no such output device": lambda lib, net, x, at: lib.DataParallel(net, at, 99)(x),
-    "an argument too many": lambda lib, net, x, at: lib.DataParallel(net, at)(x, x, x, x),
-    "replicas of a module elsewhere": lambda lib, net, x, at: lib.replicate(net, at[::-1]),
-}
-
-
-@pytest.mark.devices(4, distinct=True)  # several calls are wrong for naming another device
-@pytest.mark.parametrize("name", sorted(BAD_CALLS))
-def test_bad_calls(devices, name):
-    call, net = BAD_CALLS[name], ExactNet(3, "float32").to(devices[0])
-    x = values((8, 3), "float32").to(devices[0])
-    assert same(lambda: call(ours, net, x, devices), lambda: call(theirs, net, x, devices)) == (
-        "raises"
-    )

@@ -39,22 +39,6 @@ def test_scatter(devices, case):
     assert views[0] == views[1]
 
 
-@old_name_of_the_cpu
-@given(case=cases("scatter").filter(lambda case: case.dtype in strategies.FLOATS))
-def test_gradients_of_scatter(devices, case):
-    targets = chosen(case.slots, devices)
-    grads = []
-    for lib in (ours, theirs):
-        x = input_of(case, devices).requires_grad_()
-        chunks = lib.scatter(x, targets, case.dim)
-        assert all(chunk.requires_grad for chunk in chunks)
-        torch.autograd.backward(
-            chunks, [values(tuple(c.shape), case.dtype, k).to(c) for k, c in enumerate(chunks)]
-        )
-        grads.append(described(x.grad))
-    assert grads[0] == grads[1]
-
-
 @given(data=st.data(), tree=strategies.nested(), source=st.integers(-1, 7))
 def test_scatter_of_structures(devices, data, tree, source):
     targets = data.draw(strategies.device_lists(devices))

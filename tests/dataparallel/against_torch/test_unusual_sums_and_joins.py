@@ -7,7 +7,7 @@ Repeated devices, numbers whose sums round, dtypes that differ, memory formats, 
 import pytest
 import torch
 import torch.cuda.comm
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import parallel as their_modules
@@ -134,28 +134,6 @@ def test_the_default_is_the_current_device(devices, name, data):
         if gave == "gives":
             whole = call(ours, parts)
             assert (whole[0] if type(whole) is tuple else whole).device == current
-
-
-@given(
-    data=st.data(),
-    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5),
-    limit=st.sampled_from((1, 16, 10 << 20)),
-)
-@example(data=None, sizes=[3], limit=1)
-def test_sums_of_parts_of_tensors(devices, data, sizes, limit):
-    """Of one device or more; what is summed may begin anywhere in its memory."""
-    targets = data.draw(strategies.device_lists(devices)) if data else devices[:1]
-    columns = []
-    for k, target in enumerate(targets):
-        memory = values((sum(sizes) + 2,), "float32", k, span=9).to(target)
-        columns.append(list(memory[2:].split(sizes)))
-    same(
-        lambda: ours.reduce_add_coalesced(columns, targets[0], limit),
-        lambda: theirs.reduce_add_coalesced(columns, targets[0].index, limit),
-    )
-    expected = [plain(sum(part.cpu() for part in row)) for row in zip(*columns, strict=True)]
-    sums = ours.reduce_add_coalesced(columns, targets[0], limit)
-    assert [plain(total) for total in sums] == expected
 
 
 def test_a_replica_on_the_first_device_has_memory_of_its_own(devices):

@@ -55,15 +55,6 @@ def test_integers_have_no_products(devices, name, data, dtype, sizes):
     refused(kernel, dtype, lambda: call(make, *sizes))
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-@given(dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.complex64]))
-def test_other_numbers_have(devices, name, dtype):
-    call, _ = PRODUCTS[name]
-    if name == "_addmm_activation" and dtype.is_complex:
-        return  # a ReLU of which there is none
-    assert call(maker(devices[0], dtype), 2, 3, 2).flatten()[0] in (3, 4, 6, 7)
-
-
 @given(dtype=st.sampled_from([torch.int64, torch.uint8]), inner=SIZES, outer=SIZES)
 def test_wrong_shapes_of_integers_raise_first(devices, dtype, inner, outer):
     make = maker(devices[0], dtype)

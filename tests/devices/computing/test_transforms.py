@@ -139,36 +139,6 @@ def test_randomness_within_vmap_comes_from_the_device(devices, data, seed):
     assert not torch.equal(different[0], different[1])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("fullgraph", [False, True])
-@pytest.mark.parametrize("slot", [0, -1])
-def test_compiled_modules(devices, compiler, slot, fullgraph):
-    """torch.compile with its eager backend: forward, backward, another shape, another device."""
-    for device in (devices[slot], devices[0]):
-        here = network()
-        there = copy.deepcopy(here).to(device)
-        compiled = torch.compile(there, backend="eager", fullgraph=fullgraph)
-        for batch in (2, 5):
-            x = torch.linspace(-1, 1, 3 * batch, dtype=torch.float64).reshape(batch, 3)
-            outs = here(x), compiled(x.to(device))
-            close(*outs, device)
-            for out in outs:
-                out.square().sum().backward()
-        for one, other in zip(here.parameters(), there.parameters(), strict=True):
-            close(one.grad, other.grad, device)
-
-
-def test_a_compiled_function_that_makes_tensors(devices, compiler):
-    device = devices[-1]
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def function(x):
-        mask = torch.arange(x.shape[0], device=x.device) % 2 == 0
-        return torch.where(mask, x, torch.zeros_like(x)) + torch.ones(1, device=device)
-
-    close(torch.tensor([2.0, 1.0, 4.0]), function(torch.tensor([1.0, 2, 3], device=device)), device)
-
-
 def backward_by_method(x: torch.Tensor):
     y = (x * x * x).sum()
     y.backward()

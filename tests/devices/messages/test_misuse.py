@@ -10,29 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import misuse
-from tests.support.misuse import INDEXING, TOGETHER, elsewhere
+from tests.support.misuse import TOGETHER, elsewhere
 from tests.support.observe import plain
 
 
 @pytest.mark.usefixtures("words_of_newer_cuda")
+@pytest.mark.parametrize("name", misuse.ON_ONE)
 @given(data=st.data())
-def test_convolutions_name_the_types_of_both(devices, data):
-    misuse.check_convolutions(devices, data)
-
-
-@pytest.mark.devices(2, distinct=True)
-@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
-@given(data=st.data())
-def test_recurrent_networks_name_input_and_parameters(devices, kind, data):
-    misuse.check_recurrent_networks(devices, kind, data)
+def test_mistake_has_the_words_of_cuda(devices, name, data):
+    misuse.ON_ONE[name](devices, data)
 
 
 @pytest.mark.devices(3, distinct=True)
-@pytest.mark.parametrize("name", sorted(INDEXING))
-@given(data=st.data(), mask=st.booleans())
-def test_indices_of_what_is_read_are_on_the_cpu_or_its_device(devices, name, data, mask):
-    """Never from another device, and never from a device into a tensor of the CPU."""
-    misuse.check_indices(devices, name, data, mask)
+@pytest.mark.parametrize("name", misuse.ON_SEVERAL)
+@given(data=st.data())
+def test_mistake_among_devices_has_the_words_of_cuda(devices, name, data):
+    misuse.ON_SEVERAL[name](devices, data)
 
 
 @given(data=st.data())
@@ -59,23 +52,6 @@ def test_a_number_of_the_cpu_takes_nothing_from_a_device(devices, data):
     assert number.item() == 1.0
 
 
-@given(data=st.data())
-def test_numpy(devices, data):
-    """Arrays neither come from a device nor meet its tensors by themselves."""
-    misuse.check_numpy(devices, data)
-
-
-@pytest.mark.devices(2, distinct=True)
-@given(data=st.data())
-def test_generators_belong_to_a_device(devices, data):
-    misuse.check_generators(devices, data)
-
-
-@given(data=st.data(), past=st.integers(0, 60))
-def test_ordinals(devices, data, past):
-    misuse.check_ordinals(devices, data, past)
-
-
 @pytest.mark.devices(2, distinct=True)
 @pytest.mark.parametrize("foreach", [False, True])
 @given(data=st.data(), slot=st.sampled_from(["momentum_buffer", "grad"]))
@@ -96,10 +72,3 @@ def test_an_optimizer_whose_state_is_elsewhere(devices, foreach, data, slot):
     words = "Tensors of the same index must be on the same device" if grouped else TOGETHER
     with pytest.raises(RuntimeError, match=words):
         optimizer.step()
-
-
-@pytest.mark.devices(2, distinct=True)
-@given(data=st.data())
-def test_gradients_meet_on_one_device(devices, data):
-    """A gradient given for an output, or a custom backward's, that lies elsewhere."""
-    misuse.check_gradients(devices, data)

@@ -36,39 +36,40 @@ def test_random_states_are_those_of_the_given_device(devices, current, other, se
         assert plain(torch.rand(3, device=current)) == drawn
 
 
-@given(path=st.lists(slots, min_size=1, max_size=4))
-def test_blocks_of_the_accelerator_put_the_device_back(devices, path):
+BLOCKS = {
+    "device": lambda module, device: module.device(device),
+    "accelerator": lambda module, device: torch.accelerator.device_index(device.index),
+    "tensor": lambda module, device: module.device_of(torch.ones(1, device=device)),
+}
+WITHOUT_DEVICE = {
+    "device": lambda module: module.device(-1),
+    "accelerator": lambda module: torch.accelerator.device_index(None),
+    "tensor": lambda module: module.device_of(torch.ones(1)),
+}
+
+
+@given(path=st.lists(st.tuples(st.sampled_from(sorted(BLOCKS)), slots), min_size=1, max_size=5))
+def test_blocks_put_the_device_back(devices, path):
+    """However deep, and whether a block ends well or by an error."""
     module = torch.get_device_module(devices[0])
     before = module.current_device()
 
     def deeper(rest):
-        if rest:
-            outer, index = module.current_device(), place(rest[0], devices).index
-            with torch.accelerator.device_index(index):
-                assert module.current_device() == index
+        if not rest:
+            raise KeyError("the innermost block fails")
+        name, device = rest[0][0], place(rest[0][1], devices)
+        with BLOCKS[name](module, device):
+            assert module.current_device() == device.index
+            with WITHOUT_DEVICE[name](module):
+                assert module.current_device() == device.index
+            try:
                 deeper(rest[1:])
-                with torch.accelerator.device_index(None):
-                    assert module.current_device() == index
-                assert module.current_device() == index
-            assert module.current_device() == outer
+            finally:
+                assert module.current_device() == device.index
 
-    with module.device(before):
+    with pytest.raises(KeyError):
         deeper(path)
-        assert module.current_device() == before
-
-
-@given(current=slots, other=slots)
-def test_the_device_of_a_tensor_is_current_within(devices, current, other):
-    current, other = (place(slot, devices) for slot in (current, other))
-    module = torch.get_device_module(current)
-    with module.device(current):
-        with module.device_of(torch.ones(1, device=other)):
-            assert module.current_device() == other.index
-        assert module.current_device() == current.index
-        with module.device_of(torch.ones(1)):
-            assert module.current_device() == current.index
-        with module.device(-1):
-            assert module.current_device() == current.index
+    assert module.current_device() == before
 
 
 @given(current=slots)

@@ -94,28 +94,6 @@ def test_the_accelerators_stream_is_that_of_the_device(devices, data):
 
 
 @given(data=st.data())
-def test_blocks_put_the_device_back(devices, data):
-    """However deep, and whether a block ends well or by an error."""
-    module = torch.get_device_module(devices[0])
-    path = data.draw(st.lists(st.sampled_from(devices), min_size=1, max_size=5))
-    before = module.current_device()
-
-    def deeper(rest):
-        if not rest:
-            raise KeyError("the innermost block fails")
-        with module.device(rest[0]):
-            assert module.current_device() == rest[0].index
-            try:
-                deeper(rest[1:])
-            finally:
-                assert module.current_device() == rest[0].index
-
-    with pytest.raises(KeyError):
-        deeper(path)
-    assert module.current_device() == before
-
-
-@given(data=st.data())
 def test_events_order_streams(devices, data):
     """Work that waited for an event sees what was done before the event was recorded."""
     module = torch.get_device_module(devices[0])

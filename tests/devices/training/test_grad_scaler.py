@@ -139,21 +139,3 @@ def test_gradients_are_unscaled_exactly(devices, data, dtype):
     assert plain(gradients[1].float()) == [0.25, 0.25]
     expected = torch.tensor(numbers, dtype=dtype) * 0.25
     assert torch.equal(gradients[0].cpu().nan_to_num(0.0), expected.nan_to_num(0.0))
-
-
-@given(steps=st.lists(st.booleans(), max_size=4), interval=st.integers(1, 3))
-def test_a_loaded_scaler_goes_on_where_the_saved_one_stopped(devices, steps, interval):
-    device = devices[0]
-    first, second = scaler_for(device, interval), scaler_for(device, 5)
-    scale = Scale(interval)
-    parameter = nn.Parameter(torch.ones(2, device=device))
-    optimizer = torch.optim.SGD([parameter], lr=0.5)
-    for scaler, finite in [*((first, finite) for finite in steps), (second, True)]:
-        if scaler is second:
-            second.load_state_dict(first.state_dict())
-        optimizer.zero_grad()
-        scaler.scale(parameter.sum() * (1.0 if finite else float("inf"))).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scale.update(finite)
-        assert scaler.get_scale() == scale.value
