@@ -338,3 +338,21 @@ def run_machine(devices: list[torch.device], **options: Any) -> None:
 @pytest.mark.devices(4, distinct=True)  # a module that moves has to have somewhere to go
 def test_every_change_is_noticed(devices):
     run_machine(devices)
+
+
+CHANGES = {
+    "another dtype": torch.Tensor.float,
+    "another layout": lambda data: data.to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.devices(2, at_least=True)
+def test_next_call_sees_other_data_of_a_parameter(devices, name):
+    """Here by itself, since the machine may not come to it."""
+    body = Body().to(devices[0])
+    model = dataparallel.DataParallel(body, devices)
+    x = values((9, 3), "float64", span=3).to(devices[0])
+    before = plain(model(x))
+    body.kernel.data = CHANGES[name](body.kernel.data)
+    assert before != plain(model(x)) == plain(copy.deepcopy(body)(x))

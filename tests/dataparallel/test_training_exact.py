@@ -181,12 +181,11 @@ def test_a_gradient_penalty_is_differentiated_twice(devices, data, optimizer, st
     def loss_of(model, x):
         x = x.requires_grad_()
         loss = linear_loss(model, x)
-        weight = next(model.parameters())
-        by_input, by_weight = torch.autograd.grad(loss, (x, weight), create_graph=True)
-        return loss + (by_input**2).sum() / 64 + (by_weight**2).sum() / 64
+        first = torch.autograd.grad(loss, (x, *model.parameters()), create_graph=True)
+        return loss + sum((gradient**2).sum() for gradient in first) / 64
 
     def make():
-        return nn.Sequential(layer(), nn.ReLU(), layer(2, bias=False))
+        return nn.Sequential(layer(bias=False), nn.ReLU(), layer(2, bias=False))
 
     check_training(make, targets, optimizer, steps, loss_of=loss_of)
 

@@ -91,24 +91,6 @@ def buffers(net):
     return {name: plain(buffer) for name, buffer in net.named_buffers()}
 
 
-@pytest.mark.devices(2, at_least=True)
-@few
-@given(data=st.data(), seed=st.integers(0, 99))
-def test_batch_norm_in_training_is_not_that_of_one_device(devices, data, seed):
-    """Stated, since it surprises: other outputs, other statistics; in evaluation the same."""
-    targets = data.draw(strategies.device_lists(devices, min_size=2))
-    torch.manual_seed(seed)
-    net = nn.BatchNorm1d(2).to(targets[0])
-    whole = copy.deepcopy(net)
-    x = torch.randn(2 * len(targets), 2).to(targets[0])
-    model = dataparallel.DataParallel(net, targets)
-    assert plain(model(x)) != plain(whole(x))
-    assert plain(net.running_mean) != plain(whole.running_mean)
-    assert plain(net.num_batches_tracked) == plain(whole.num_batches_tracked)
-    net.eval()
-    assert plain(model(x)) == plain(net(x))
-
-
 class Overflowing(nn.Linear):
     """Rows that begin with a large number overflow in half precision."""
 

@@ -120,6 +120,7 @@ def check_ordinals(devices, data):
     for use in (
         lambda: module.set_device(missing),
         lambda: module.device(missing).__enter__(),
+        lambda: module.synchronize(missing),
         lambda: torch.zeros(2, device=missing),
         lambda: x.to(missing),
         lambda: x.cpu().to(missing),

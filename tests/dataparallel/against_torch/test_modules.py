@@ -99,25 +99,6 @@ def test_replicas_are_made_of_the_same(devices, data, module, detach, training):
     assert seen[0] == seen[1]
 
 
-@given(data=st.data(), module=parts)
-def test_gradients_of_replicas(devices, data, module):
-    """Whatever is done with the replicas' tensors, the same comes back to the module's."""
-    targets = data.draw(strategies.device_lists(devices))
-    module = module.to(targets[0])
-    names = [n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.requires_grad]
-    seen = []
-    for lib in (ours, theirs):
-        total = torch.zeros((), dtype=torch.float64, device=targets[0])
-        for r, replica in enumerate(lib.replicate(module, targets)):
-            for k, name in enumerate(names):
-                own = reached(replica, name)
-                weight = values(tuple(own.shape), "float64", seed=r + k, span=5).to(own.device)
-                total = total + (own * weight).sum().to(targets[0])
-        wanted = [reached(module, name) for name in names]
-        seen.append([described(grad) for grad in torch.autograd.grad(total, wanted)])
-    assert seen[0] == seen[1]
-
-
 def two_steps(lib, module, targets, batch, source, output):
     """All that can be seen of two steps without zeroing gradients in between."""
     model = lib.DataParallel(module.to(targets[0]), targets, output)
@@ -178,22 +159,6 @@ def test_outputs_and_statistics_of_ordinary_numbers(devices, data, training, gra
             outs = [described(model(x + step)) for step in range(2)]
         seen.append((outs, {name: plain(buffer) for name, buffer in net.named_buffers()}))
     assert seen[0] == seen[1]
-
-
-@given(data=st.data(), keyword=st.booleans(), single=st.booleans())
-def test_the_function(devices, data, keyword, single):
-    """`data_parallel` with its inputs as a tuple or as one, its keywords, and any output device."""
-    targets = data.draw(strategies.device_lists(devices))
-    batch = data.draw(strategies.batches(len(targets), 30, min_size=1))
-    x, row = values((batch, 3), "float64", span=5), torch.arange(batch)
-    inputs = x if single else (x,) if keyword else (x, row)
-    kwargs = {"row": row} if keyword else None
-    output = data.draw(st.none() | st.sampled_from(devices))
-    net = ExactNet(3, "float64").to(targets[0])
-    same(
-        lambda: ours.data_parallel(net, inputs, targets, output, 0, kwargs),
-        lambda: theirs.data_parallel(net, inputs, targets, output, 0, kwargs),
-    )
 
 
 class Fails(nn.Module):

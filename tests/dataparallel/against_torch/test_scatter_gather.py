@@ -16,11 +16,6 @@ from tests.support import strategies
 from tests.support.observe import chosen, input_of, place, plain, same_memory, values
 from tests.support.oracle import described, same
 
-# Their backward of scatter calls the CPU -1, which their own gather warns of.
-old_name_of_the_cpu = pytest.mark.filterwarnings(
-    "ignore:Using -1 to represent CPU tensor:FutureWarning"
-)
-
 
 def cases(op):
     return strategies.cases(op).filter(
@@ -92,22 +87,6 @@ def on(tree, target):
     return strategies.mapped(tree, lambda child: on(child, target))
 
 
-@given(case=cases("gather").filter(lambda case: case.dtype in strategies.FLOATS))
-def test_gather_and_its_gradients(devices, case):
-    targets = chosen(case.slots, devices)
-    wanted = place(case.target, devices)
-    wanted = wanted if wanted.type != "cpu" else targets[0]
-    seen = []
-    for lib in (ours, theirs):
-        pieces = values(case.shape, case.dtype, case.seed).tensor_split(len(targets), case.dim)
-        outputs = [p.to(t).requires_grad_() for p, t in zip(pieces, targets, strict=True)]
-        whole = lib.gather(outputs, wanted, case.dim)
-        whole.backward(values(tuple(whole.shape), case.dtype, seed=3).to(wanted))
-        grads = [described(output.grad) for output in outputs]
-        seen.append((described(whole), grads, [same_memory(o, whole) for o in outputs]))
-    assert seen[0] == seen[1]
-
-
 @pytest.mark.filterwarnings("ignore:every replica returned a 0-dimensional tensor")
 @pytest.mark.filterwarnings("ignore:Was asked to gather along dimension 0")
 @given(data=st.data())
@@ -119,22 +98,6 @@ def test_numbers_become_a_vector(devices, data):
         whole = lib.gather(losses, targets[0])
         (whole * torch.arange(1.0, len(losses) + 1, device=targets[0])).sum().backward()
         seen.append((described(whole), [plain(loss.grad) for loss in losses]))
-    assert seen[0] == seen[1]
-
-
-@old_name_of_the_cpu
-@given(data=st.data())
-def test_second_derivatives(devices, data):
-    """Through a cut, a product on each device, and a join."""
-    targets = data.draw(strategies.device_lists(devices))
-    batch = data.draw(strategies.batches(len(targets), 20, min_size=1))
-    seen = []
-    for lib in (ours, theirs):
-        x = values((batch, 2), "float64", span=5).requires_grad_()
-        whole = lib.gather([c**3 for c in lib.scatter(x, targets)], targets[0])
-        (grad,) = torch.autograd.grad(whole.sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad((grad * values((batch, 2), "float64", 3)).sum(), x)
-        seen.append((described(grad.detach()), described(second)))
     assert seen[0] == seen[1]
 
 

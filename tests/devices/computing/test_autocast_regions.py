@@ -1,11 +1,9 @@
 """Autocast regions: where casting starts and ends, and what is kept until then.
 
-Nested regions, the casts of parameters, threads, and what runs a forward pass in some other way:
-custom functions, checkpoints, data parallelism, recurrent and attention modules.
+Nested regions, the casts of parameters, and recurrent and attention modules.
 """
 
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from tests.support.observe import plain, values
 
@@ -123,28 +120,6 @@ def test_regions_keep_nothing_alive(devices, no_collector):
     assert gone() is None
 
 
-@pytest.mark.devices(4)
-def test_threads_have_regions_of_their_own(devices):
-    """A region of one thread is none of the other threads'; all of them may be in one."""
-
-    def work(device, lower):
-        weight = nn.Parameter(torch.full((2, 2), 2.0, device=device))
-        outside = (weight @ weight).dtype
-        with torch.autocast(device.type, dtype=lower):
-            product = weight @ weight
-        product.float().sum().backward()
-        return outside, product.dtype, plain(weight.grad)
-
-    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
-    lowers = [HALVES[slot % 2] for slot in range(4)]
-    with torch.autocast(devices[0].type), ThreadPoolExecutor(4) as pool:
-        before = weight @ weight
-        answers = list(pool.map(work, devices, lowers))
-        after = weight @ weight
-    assert answers == [(torch.float32, lower, [[8.0, 8.0], [8.0, 8.0]]) for lower in lowers]
-    assert before.dtype is after.dtype is torch.float16
-
-
 class Product(torch.autograd.Function):
     """A product that remembers the dtypes that its two passes computed in."""
 
@@ -162,50 +137,6 @@ class Product(torch.autograd.Function):
         x, w = ctx.saved_tensors
         Product.seen += ((x.float() @ w.float()).dtype,)
         return grad @ w.to(grad.dtype).t(), x.to(grad.dtype).t() @ grad
-
-
-@given(lower=LOWER, enabled=st.booleans(), cast_inputs=st.booleans())
-def test_custom_functions(devices, lower, enabled, cast_inputs):
-    """The backward pass runs as the forward pass did; `cast_inputs` runs both without autocast."""
-    kind = devices[0].type
-    cast = {"cast_inputs": torch.float32} if cast_inputs else {}
-
-    class Function(Product):
-        forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type=kind, **cast))
-        backward = staticmethod(torch.amp.custom_bwd(Product.backward, device_type=kind))
-
-    x = torch.ones(2, 2, device=devices[-1], requires_grad=True)
-    with torch.autocast(kind, dtype=lower, enabled=enabled):
-        y = Function.apply(x, x)
-    y.sum().backward()
-    expected = lower if enabled and not cast_inputs else torch.float32
-    assert Product.seen == (expected, expected)
-    assert x.grad.dtype is torch.float32
-    assert plain(x.grad) == [[4.0, 4.0], [4.0, 4.0]]
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@given(data=st.data(), lower=LOWER)
-def test_checkpoints_compute_in_the_same_dtype_again(devices, reentrant, data, lower):
-    device = data.draw(st.sampled_from(devices))
-    seen = []
-
-    def block(x):
-        y = net(x)
-        seen.append(y.dtype)
-        return y.exp()
-
-    net = nn.Linear(2, 2).to(device)
-    x = torch.full((2, 2), 0.25, device=device, requires_grad=True)
-    grads = []
-    for way in (block, lambda x: checkpoint(block, x, use_reentrant=reentrant)):
-        net.zero_grad()
-        with torch.autocast(device.type, dtype=lower):
-            loss = way(x).sum()
-        loss.backward()
-        grads.append(plain(net.weight.grad))
-    assert seen == [lower] * 3
-    assert grads[0] == grads[1]
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])

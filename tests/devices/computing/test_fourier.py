@@ -72,10 +72,3 @@ def test_a_transform_of_bfloat16_is_one_of_floats_since_a_release(devices, name)
             function(x.bfloat16())
         return
     assert torch.equal(function(x.bfloat16()), function(x))
-
-
-def test_a_wrong_dimension_is_refused_as_for_floats(devices):
-    x = torch.ones(4, device=devices[-1])
-    for dtype in (torch.float16, torch.float32):
-        with pytest.raises(IndexError, match="Dimension out of range"):
-            torch.fft.rfft(x.to(dtype), dim=3)

@@ -80,3 +80,15 @@ def test_a_norm_without_statistics_trains(devices):
     x = torch.ones(2, 3, device=devices[-1])
     with pytest.raises(RuntimeError, match="Expected has_running_mean to be true"):
         aten.native_batch_norm.default(x, None, None, None, None, False, 0.1, EPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_parameters_have_the_dtype_of_the_input(devices, dtype):
+    x = torch.ones(2, 4, device=devices[-1], dtype=torch.float64)
+    weight = torch.ones(4, device=devices[-1], dtype=dtype)
+    name = {torch.float16: "Half", torch.float32: "Float"}[dtype]
+    words = f"expected scalar type Double but found {name}"
+    with pytest.raises(RuntimeError, match=words):
+        F.layer_norm(x, (4,), weight)
+    with pytest.raises(RuntimeError, match=words):
+        F.batch_norm(x, None, None, weight, training=True)

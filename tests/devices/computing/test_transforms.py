@@ -1,6 +1,5 @@
 """torch.func, vmap and torch.compile over a device's tensors: the CPU's numbers, on the device."""
 
-import copy
 import sys
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import (
-    functional_call,
     functionalize,
     grad,
     grad_and_value,
@@ -17,7 +15,6 @@ from torch.func import (
     jacfwd,
     jacrev,
     jvp,
-    stack_module_state,
     vjp,
     vmap,
 )
@@ -95,33 +92,6 @@ def vectors(data, devices):
 def test_transforms(devices, name, data):
     here, there, device = vectors(data, devices)
     close(TRANSFORMS[name](here), TRANSFORMS[name](there), device)
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2)).double()
-
-
-def per_sample_gradients(net, x):
-    parameters = dict(net.named_parameters())
-    loss = grad(lambda given, row: functional_call(net, given, (row,)).square().sum())
-    return vmap(loss, in_dims=(None, 0))(parameters, x)
-
-
-def ensemble(net, x):
-    nets = [net, copy.deepcopy(net)]
-    state = stack_module_state(nets)
-    return vmap(lambda p, b: functional_call(net, (p, b), (x,)))(*state)
-
-
-@pytest.mark.parametrize("use", [per_sample_gradients, ensemble])
-@given(data=st.data(), batch=st.integers(1, 4))
-def test_transforms_of_modules(devices, use, data, batch):
-    device = data.draw(st.sampled_from(devices))
-    net = network()
-    x = torch.linspace(-1, 1, 3 * batch, dtype=torch.float64).reshape(batch, 3)
-    expected = use(net, x)
-    close(expected, use(copy.deepcopy(net).to(device), x.to(device)), device)
 
 
 @given(data=st.data(), seed=st.integers(0, 1000))

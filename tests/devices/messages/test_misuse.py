@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.support import misuse
 from tests.support.misuse import TOGETHER, elsewhere
-from tests.support.observe import plain
 
 
 @pytest.mark.usefixtures("words_of_newer_cuda")
@@ -26,18 +25,6 @@ def test_mistake_has_the_words_of_cuda(devices, name, data):
 @given(data=st.data())
 def test_mistake_among_devices_has_the_words_of_cuda(devices, name, data):
     misuse.ON_SEVERAL[name](devices, data)
-
-
-@given(data=st.data())
-def test_a_number_from_the_cpu_may_be_written_anywhere(devices, data):
-    """A tensor without dimensions is a number, into whole tensors, rows, masks and indices."""
-    x = torch.arange(4.0, device=data.draw(st.sampled_from(devices)))
-    number = torch.tensor(7.0)
-    for where in (slice(None, 1), x == 1, torch.tensor([2]), 3):
-        x[where] = number
-    assert plain(x) == [7.0] * 4
-    x.add_(number).fill_(number)
-    assert plain(torch.where(x > 0, x, number)) == [7.0] * 4
 
 
 @pytest.mark.devices(2, distinct=True)

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.observe import plain, values
 from tests.support.threads import in_thread
 
 
@@ -26,22 +25,6 @@ def test_the_current_device_is_the_threads_own(devices, data):
         assert in_thread(work) == (0, theirs.index, theirs)
         assert module.current_device() == mine.index
         assert torch.ones(1, device=mine.type).device == mine
-
-
-@given(data=st.data())
-def test_the_current_stream_is_the_threads_own(devices, data):
-    module = torch.get_device_module(devices[0])
-    device = data.draw(st.sampled_from(devices))
-    stream = module.Stream(device)
-
-    def work():
-        return module.current_stream(device) == module.default_stream(device)
-
-    with module.stream(stream):
-        assert module.current_stream(device) == stream
-        assert module.current_device() == device.index
-        assert in_thread(work)
-    assert module.current_stream(device) == module.default_stream(device)
 
 
 @given(data=st.data())
@@ -91,46 +74,6 @@ def test_the_accelerators_stream_is_that_of_the_device(devices, data):
         finally:
             torch.accelerator.set_stream(default)
         assert module.current_stream(target) == default
-
-
-@given(data=st.data())
-def test_events_order_streams(devices, data):
-    """Work that waited for an event sees what was done before the event was recorded."""
-    module = torch.get_device_module(devices[0])
-    one, other = (data.draw(st.sampled_from(devices)) for _ in range(2))
-    first, second = module.Stream(one), module.Stream(other)
-    x = values((4,), "float32").to(one)
-    first.wait_stream(module.current_stream(one))
-    with module.stream(first):
-        y = x * 2
-        done = first.record_event()
-    second.wait_event(done)
-    with module.stream(second):
-        z = y.to(other) + 1
-    second.synchronize()
-    assert done.query()
-    assert plain(z) == plain(values((4,), "float32") * 2 + 1)
-
-
-@pytest.mark.devices(8)
-def test_devices_compute_side_by_side(devices):
-    """Forward and backward on every device at once, from a thread each, give the same numbers."""
-    together = threading.Barrier(len(devices), timeout=120)
-
-    def work(device):
-        together.wait()
-        layer = torch.nn.Linear(3, 3, device=device)
-        with torch.no_grad():
-            layer.weight.copy_(values((3, 3), "float32"))
-        for _ in range(20):
-            layer.weight.grad = None
-            layer(values((4, 3), "float32").to(device)).sum().backward()
-            assert layer.weight.grad.device == device
-        return plain(layer.weight.grad)
-
-    with ThreadPoolExecutor(len(devices)) as pool:
-        answers = list(pool.map(work, devices))
-    assert answers == [plain(values((4, 3), "float32").sum(0).expand(3, 3))] * len(devices)
 
 
 @pytest.mark.parametrize("by", ["device", "name", "number", "parts"])

@@ -84,16 +84,3 @@ def test_autocast_lowers_cudnns_convolutions(devices):
     with torch.autocast(x.device.type):
         y = torch.cudnn_convolution(x, weight, [0, 0], [1, 1], [1, 1], 1, False, True, False)
     assert (y.dtype, y.item()) == (torch.float16, 9)
-
-
-@given(data=st.data(), ranks=st.integers(1, 4), count=st.integers(2, 9))
-def test_statistics_of_equal_parts_are_those_of_parts_with_counts(devices, data, ranks, count):
-    x = torch.randn(2, 3, 4, device=data.draw(st.sampled_from(devices)))
-    means, scales = x.new_empty(ranks, 3).normal_(), x.new_empty(ranks, 3).uniform_(0.5, 2)
-    running = [(x.new_full((3,), 0.5), x.new_full((3,), 2.0)) for _ in range(2)]
-    found = torch.batch_norm_gather_stats(x, means, scales, *running[0], 0.3, 1e-3, count)
-    counts = x.new_full((ranks,), count)
-    expected = torch.batch_norm_gather_stats_with_counts(
-        x, means, scales, *running[1], 0.3, 1e-3, counts
-    )
-    torch.testing.assert_close((*found, *running[0]), (*expected, *running[1]))
