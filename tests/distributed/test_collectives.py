@@ -298,123 +298,90 @@ def test_a_factor_is_a_number_of_the_dtype(dtype, count, numbers, average):
     assert torch.equal(reduction.prepare(mine, count), (mine.double() * factor).to(dtype))
 
 
-# How each is called, with the words for another dtype and for another size.
-OF_ONE_TENSOR = {
-    "all_gather": (
-        lambda whole, part: dist.all_gather_into_tensor(whole, part),
-        "output tensor must have the same type as input tensor",
-        "output tensor size must be equal to world_size times input tensor size",
-    ),
-    "reduce_scatter": (
-        lambda whole, part: dist.reduce_scatter_tensor(part, whole),
-        "input tensor must be the same type as the output tensor",
-        "input tensor must be the same size as output size times world size",
-    ),
-}
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype, device="cuda")
 
 
-@pytest.mark.parametrize("name", sorted(OF_ONE_TENSOR))
-@few
-@given(
-    count=strategies.world_sizes(1, 4),
-    width=st.integers(1, 3),
-    more=st.integers(1, 3),
-    dtypes=st.permutations([torch.float32, torch.int64, torch.float16]),
-)
-def test_another_dtype_is_refused_before_another_size(name, count, width, more, dtypes):
-    # As `_allgather_base` and `_reduce_scatter_base` of ProcessGroupNCCL do.
-    call, of_dtype, of_size = OF_ONE_TENSOR[name]
-    dtype, other, _ = dtypes
-
-    def ask(rank):
-        part = torch.zeros(width, dtype=dtype, device="cuda")
-        for size in (count * width, count * width + more):
-            with pytest.raises(TypeError, match=of_dtype):
-                call(torch.zeros(size, dtype=other, device="cuda"), part)
-        with pytest.raises(ValueError, match=of_size):
-            call(torch.zeros(count * width + more, dtype=dtype, device="cuda"), part)
-        call(torch.zeros(count * width, dtype=dtype, device="cuda"), part)
-
-    simgpu.ranks(count, ask)
+def sparse():
+    return torch.eye(2).to_sparse().cuda()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-@few
-@given(count=strategies.world_sizes(1, 4), width=st.integers(1, 3), more=st.integers(1, 3))
-def test_a_list_is_scattered_into_what_is_as_large_and_of_its_dtype(dtype, count, width, more):
-    """torch.distributed looks at dtypes itself, and those who ask a group do not pass there."""
-
-    def ask(rank):
-        parts = [torch.zeros(width, device="cuda") for _ in range(count)]
-        out = torch.zeros(width + more * (dtype is torch.float32), dtype=dtype, device="cuda")
-        with pytest.raises(ValueError, match="numbers of elements and dtypes have to be equal"):
-            dist.group.WORLD.reduce_scatter([out], [parts]).wait()
-
-    simgpu.ranks(count, ask)
-
-
-SPARSE = torch.eye(2).to_sparse()
+# What two ranks ask, of which backend, and its error. Where dtype and size are wrong,
+# ProcessGroupNCCL refuses the dtype.
 REFUSED = {
     "sparse to nccl": (
-        "nccl",
-        lambda: dist.all_reduce(SPARSE.cuda()),
-        (RuntimeError, "NCCL does not support all_reduce with sparse tensors"),
+        lambda: dist.all_reduce(sparse()),
+        *("nccl", RuntimeError, "NCCL does not support all_reduce with sparse tensors"),
     ),
     "sparse maximum": (
-        "gloo",
-        lambda: dist.all_reduce(SPARSE.cuda(), dist.ReduceOp.MAX),
-        (RuntimeError, "all_?reduce of sparse tensors only works with ReduceOp.SUM"),
+        lambda: dist.all_reduce(sparse(), dist.ReduceOp.MAX),
+        *("gloo", RuntimeError, "all_?reduce of sparse tensors only works with ReduceOp.SUM"),
     ),
     "gaps": (
-        "nccl",
-        lambda: dist.all_reduce(torch.ones(2, 3, device="cuda").t()),
-        (ValueError, "Tensors must be contiguous"),
+        lambda: dist.all_reduce(ones(2, 3).t()),
+        *("nccl", ValueError, "Tensors must be contiguous"),
     ),
     "gaps in a send": (
-        "nccl",
-        lambda: dist.send(torch.ones(2, 4, device="cuda")[:, ::2], 1 - dist.get_rank()),
-        (ValueError, "P2P must be non-overlapping and dense"),
+        lambda: dist.send(ones(2, 4)[:, ::2], 1 - dist.get_rank()),
+        *("nccl", ValueError, "P2P must be non-overlapping and dense"),
     ),
     "overlap in a send": (
-        "nccl",
-        lambda: dist.send(torch.ones(2, 1, device="cuda").expand(2, 4), 1 - dist.get_rank()),
-        (ValueError, "P2P must be non-overlapping and dense"),
+        lambda: dist.send(ones(2, 1).expand(2, 4), 1 - dist.get_rank()),
+        *("nccl", ValueError, "P2P must be non-overlapping and dense"),
     ),
     "the CPU": (
-        "nccl",
         lambda: dist.all_reduce(torch.ones(2)),
-        (RuntimeError, "No backend type associated with device type cpu"),
+        *("nccl", RuntimeError, "No backend type associated with device type cpu"),
     ),
     "a tag below 0": (
-        "gloo",
         lambda: dist.isend(torch.ones(1), 1 - dist.get_rank(), tag=-1),
-        (RuntimeError, "Tag must be nonnegative"),
+        *("gloo", RuntimeError, "Tag must be nonnegative"),
     ),
     "a source outside": (
-        "nccl",
-        lambda: dist.broadcast(torch.ones(1, device="cuda"), src=5),
-        (ValueError, r"broadcast float32 \(1,\) from 5: invalid root rank: 5"),
+        lambda: dist.broadcast(ones(1), src=5),
+        *("nccl", ValueError, r"broadcast float32 \(1,\) from 5: invalid root rank: 5"),
     ),
     "a target outside": (
-        "nccl",
-        lambda: dist.reduce(torch.ones(1, device="cuda"), dst=2),
-        (ValueError, "invalid root rank: 2, group '0' has 2 ranks, from 0"),
+        lambda: dist.reduce(ones(1), dst=2),
+        *("nccl", ValueError, "invalid root rank: 2, group '0' has 2 ranks, from 0"),
     ),
     "a scatter from outside": (
-        "nccl",
-        lambda: dist.scatter(torch.ones(1, device="cuda"), src=2),
-        (ValueError, "invalid root rank: 2"),
+        lambda: dist.scatter(ones(1), src=2),
+        *("nccl", ValueError, "invalid root rank: 2"),
     ),
     "a send to outside": (
-        "nccl",
-        lambda: dist.send(torch.ones(1, device="cuda"), dst=2),
-        (ValueError, "invalid rank: 2"),
+        lambda: dist.send(ones(1), dst=2),
+        *("nccl", ValueError, "invalid rank: 2"),
+    ),
+    "dtype and size of a gather": (
+        lambda: dist.all_gather_into_tensor(ones(3, dtype=torch.int64), ones(1)),
+        *("nccl", TypeError, "output tensor must have the same type as input tensor"),
+    ),
+    "size of a gather": (
+        lambda: dist.all_gather_into_tensor(ones(3), ones(1)),
+        *("nccl", ValueError, "output tensor size must be equal to world_size times input"),
+    ),
+    "dtype and size of a scattered sum": (
+        lambda: dist.reduce_scatter_tensor(ones(1, dtype=torch.int64), ones(3)),
+        *("nccl", TypeError, "input tensor must be the same type as the output tensor"),
+    ),
+    "size of a scattered sum": (
+        lambda: dist.reduce_scatter_tensor(ones(1), ones(3)),
+        *("nccl", ValueError, "input tensor must be the same size as output size times world"),
+    ),
+    "size of a scattered list": (
+        lambda: dist.group.WORLD.reduce_scatter([ones(2)], [[ones(1), ones(1)]]),
+        *("nccl", ValueError, "numbers of elements and dtypes have to be equal"),
+    ),
+    "dtype of a scattered list": (
+        lambda: dist.group.WORLD.reduce_scatter([ones(1, dtype=torch.int64)], [[ones(1), ones(1)]]),
+        *("nccl", ValueError, "numbers of elements and dtypes have to be equal"),
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_impossible_call_is_refused(name):
-    backend, call, (error, text) = REFUSED[name]
+    call, backend, error, text = REFUSED[name]
     with pytest.raises(error, match=text):
         simgpu.ranks(2, lambda rank: call(), backend=backend)

@@ -48,15 +48,10 @@ def test_collectives_are_the_same_at_every_level(case, level, count, number, see
 
 @pytest.mark.full
 @pytest.mark.parametrize("level", LEVELS)
-def test_groups_of_one_device_are_split_at_every_level(level):
-    """`new_group` splits them too: what debug mode has wrapped is split."""
-    named = {"bound": True, "debug": level}
-    assert rank_processes.run(3, rank_cases.new_groups, **named) == [[3], [3, 5], [5]]
-    if level == "DETAIL" and torch.__version__ < (2, 12):
-        return  # PyTorch's wrapper has no split there
-    ways = ([[0], [1, 2]], [[0]])
-    for found in rank_processes.run(3, rank_cases.parts_of_a_group, *ways, **named):
-        assert found == "Cannot use ReduceOp.BOR with NCCL", found
+def test_new_groups_are_split_at_every_level(level):
+    """`new_group` splits a group of one device: what debug mode has wrapped is split."""
+    found = rank_processes.run(3, rank_cases.new_groups, bound=True, debug=level)
+    assert found == [[3], [3, 5], [5]]
 
 
 @pytest.mark.parametrize("level", LEVELS)

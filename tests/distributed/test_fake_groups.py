@@ -1,5 +1,7 @@
 """The backend "fake": on devices it does what PyTorch's own does with tensors of the CPU."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -77,38 +79,20 @@ def test_on_devices_it_does_what_it_does_on_the_cpu(cuda, name, count, data, wid
     compare(lambda device: made(name, parts, root, late, device), me, count, fails)
 
 
-SIZES = st.tuples(st.integers(0, 3), st.integers(0, 3))
-
-
-@given(sizes=st.lists(SIZES, min_size=2, max_size=4), width=st.integers(1, 2), late=st.booleans())
-@example(sizes=[(2, 2), (2, 2)], width=1, late=False)
-def test_splits_leave_on_devices_what_they_leave_on_the_cpu(cuda, sizes, width, late):
-    """Also where they are as large as without splits; and no rows are no rows for others."""
-    given, taken = ([pair[side] for pair in sizes] for side in (0, 1))
-    rows = torch.arange(float(sum(given) * width)).view(sum(given), width)
+@pytest.mark.parametrize("name", ["all_gather", "all_to_all", "all_to_all_single"])
+@given(count=st.integers(2, 4), even=st.booleans(), seed=st.integers(0, 9), late=st.booleans())
+@example(count=2, even=True, seed=0, late=False)
+def test_tensors_of_other_lengths_are_what_they_are_on_the_cpu(cuda, name, count, even, seed, late):
+    """Also splits as large as without; and no rows are no rows for others."""
+    parts = collectives.uneven(count, torch.float32, seed)
+    if even:
+        parts = collectives.brought(count, (2,), torch.float32, seed)
 
     def call(device):
-        out = torch.full((sum(taken), width), -1.0, device=device)
-        work = dist.all_to_all_single(out, rows.to(device), taken, given, async_op=late)
+        place, splits = partial(torch.Tensor.to, device=device, copy=True), "single" in name
+        work, outs = collectives.begin(name, parts, 0, place, splits=splits, async_op=late)
         if late:
             work.wait()
-        return [out]
-
-    compare(call, 0, len(sizes))
-
-
-@given(
-    name=st.sampled_from(["all_gather", "all_to_all"]),
-    sizes=st.lists(SIZES, min_size=2, max_size=3),
-)
-def test_tensors_of_other_sizes_are_what_they_are_on_the_cpu(cuda, name, sizes):
-    def call(device):
-        outs = [torch.full((taken,), -1.0, device=device) for _, taken in sizes]
-        ins = [torch.arange(float(given), device=device) for given, _ in sizes]
-        if name == "all_gather":
-            dist.all_gather(outs, torch.ones_like(outs[0]))
-        else:
-            dist.all_to_all(outs, ins)
         return outs
 
-    compare(call, 0, len(sizes))
+    compare(call, 0, count)

@@ -83,28 +83,6 @@ def test_calls_on_memory_in_common_are_those_of_one_stream(count, steps, wait, d
     assert found == wanted
 
 
-@each_way
-@few
-@given(count=strategies.world_sizes(2, 3), parts=st.integers(2, 4), seed=schedules)
-def test_a_batch_of_messages_is_there_when_its_work_is_over(count, parts, wait, seed):
-    """One work is for all of them."""
-
-    def send_around(rank):
-        there = [torch.zeros(2, device="cuda") for _ in range(parts)]
-        sends = [torch.full((2,), 10.0 * rank + n, device="cuda") for n in range(parts)]
-        batch = [
-            dist.P2POp(call, x, (rank + step) % count)
-            for pair in zip(sends, there, strict=True)
-            for call, x, step in zip((dist.isend, dist.irecv), pair, (1, -1), strict=True)
-        ]
-        for work in dist.batch_isend_irecv(batch):
-            wait(work)
-        return [x.tolist() for x in there]
-
-    wanted = [[[10.0 * ((r - 1) % count) + n] * 2 for n in range(parts)] for r in range(count)]
-    assert simgpu.ranks(count, send_around, schedule=seed) == wanted
-
-
 WAYS = ("synchronize", "last", "each")
 
 

@@ -10,7 +10,7 @@ import simgpu
 from simgpu import strategies
 from simgpu.errors import CollectiveMismatchError
 from tests.support import collectives
-from tests.support.worlds import few, schedules, unbound
+from tests.support.worlds import few, schedules
 
 pytestmark = [
     pytest.mark.usefixtures("eight_devices"),
@@ -93,28 +93,6 @@ def test_differing_memory_formats_raise(drawn, seed):
         simgpu.ranks(2, exchange, schedule=seed)
 
 
-# What two ranks of which one has other devices, or more tensors, are told of behind the layout.
-ELSE = {
-    "first used in call 2": lambda x, rank: dist.all_reduce(x if rank else x.to("cuda:1")),
-    r"\(1 of 2\)": lambda x, rank: dist.all_reduce_coalesced([x] * (1 + rank)),
-}
-
-
-@pytest.mark.parametrize("reported", ELSE)
-@few
-@given(shape=LARGER, seed=schedules)
-def test_mismatch_error_omits_equal_memory_formats(reported, shape, seed):
-    def call(rank):
-        x = last(brought(rank, shape))
-        dist.all_reduce(x)
-        ELSE[reported](x, rank)
-
-    layout = f"in memory as {FORMATS[len(shape)]}".replace("torch.", "")
-    with pytest.raises(CollectiveMismatchError, match=f"{layout}.*{reported}") as raised:
-        simgpu.ranks(2, unbound(call), schedule=seed)
-    assert "same memory format" not in str(raised.value)
-
-
 # Of all others the error shows the shape of what a rank brings.
 WITHOUT_SHAPES = {"all_to_all", "all_to_all_single", "reduce_scatter_tensor"}
 
@@ -169,30 +147,6 @@ def test_outputs_with_unlike_strides_are_refused(name, shape, swap, seed):
 
     with pytest.raises(ValueError, match=r"same order of dim.*strides.*Call \.contiguous\(\)"):
         simgpu.ranks(2, call, schedule=seed)
-
-
-@few
-@given(
-    rows=st.lists(st.integers(0, 2), min_size=9, max_size=9),
-    shape=LARGER,
-    count=strategies.world_sizes(2, 3),
-    seed=schedules,
-)
-def test_no_rows_lie_like_any_others(rows, shape, count, seed):
-    """Which rank sends how many rows to which; tensors without any are contiguous as well."""
-    table = torch.tensor(rows).view(3, 3)[:count, :count]
-    table[:, 0] = table[:, 0].clamp(min=1)  # who has nothing and gets nothing says less
-
-    def exchange(rank):
-        given, taken = table[rank].tolist(), table[:, rank].tolist()
-        x = last(brought(rank, (sum(given), *shape[1:])))
-        out = last(torch.zeros(sum(taken), *shape[1:]))
-        dist.all_to_all_single(out, x, taken, given)
-        sent = [brought(r, (int(table[r].sum()), *shape[1:])) for r in range(count)]
-        wanted = [sent[r].split(table[r].tolist())[rank] for r in range(count)]
-        assert torch.equal(out.cpu(), torch.cat(wanted))
-
-    simgpu.ranks(count, exchange, schedule=seed)
 
 
 def in_memory(tensor):

@@ -65,8 +65,10 @@ def test_pending_results_are_not_reported_as_nan(count, seed):
     assert simgpu.ranks(count, add_twice, schedule=seed) == [[float(count**2)] * 3] * count
 
 
-@pytest.mark.parametrize("value", ["", "0", "no"])
-def test_check_runs_only_when_asked_for(value, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "value"), [("nccl", ""), ("nccl", "0"), ("nccl", "no"), ("gloo", "1")]
+)
+def test_nan_is_looked_for_only_by_nccl_that_is_asked(backend, value, monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", value)
 
     def add(rank):
@@ -74,14 +76,7 @@ def test_check_runs_only_when_asked_for(value, monkeypatch):
         dist.all_reduce(x)
         return x.isnan().all().item()
 
-    assert simgpu.ranks(2, add) == [True] * 2
-
-
-def test_gloo_looks_for_no_nan():
-    def add(rank):
-        dist.all_reduce(torch.full((2,), float("nan"), device="cuda"))
-
-    simgpu.ranks(2, add, backend="gloo")
+    assert simgpu.ranks(2, add, backend=backend) == [True] * 2
 
 
 @pytest.mark.parametrize("value", ["1", "0"])

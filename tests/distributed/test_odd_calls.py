@@ -11,51 +11,33 @@ from torch import distributed as dist
 import simgpu
 from simgpu import strategies
 from simgpu.errors import UnsupportedError
-from tests.support import rank_processes
+from tests.support import collectives, rank_processes
 from tests.support.worlds import few, schedules
 
 pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
-def scatter(out, whole):
-    parts = list(whole.chunk(dist.get_world_size())) if dist.get_rank() == 0 else None
-    dist.scatter(out, parts, 0)
-
-
-def gather(out, part):
-    parts = list(out.chunk(dist.get_world_size())) if dist.get_rank() == 0 else None
-    dist.gather(part, parts, 0)
-
-
-# How many parts of a rank each call writes and reads, one for each rank or a single one.
-# Newer releases have other names for two of them, and warn of the older ones.
-MOVING = {
-    "all_to_all": (dist.all_to_all_single, True, True),
-    "all_gather": (
-        getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor,
-        *(True, False),
-    ),
-    "reduce_scatter": (
-        getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor,
-        *(False, True),
-    ),
-    "gather": (gather, True, False),
-    "scatter": (scatter, False, True),
-}
-
-
+@pytest.mark.parametrize(
+    "name", [name for name in collectives.CALLS if name not in collectives.IN_PLACE]
+)
 @few
 @given(
-    name=st.sampled_from(sorted(MOVING)),
     count=strategies.world_sizes(2, 4),
     width=st.integers(1, 3),
     data=st.data(),
     seed=schedules,
 )
 def test_a_call_reads_what_it_overwrites_before(name, count, width, data, seed):
-    call, *of_all = MOVING[name]
+    of_all = name in ("all_gather", "gather", "all_to_all"), name in collectives.GIVES_EACH
     sizes = [width * (count if each else 1) for each in of_all]
     places = [data.draw(st.integers(0, count * width)) for _ in sizes]
+
+    def call(out, read):
+        outs, ins = out.split(width), read.split(width)
+        is_root = dist.get_rank() == 0
+        outs = [] if name == "gather" and not is_root else list(outs)
+        ins = [] if name == "scatter" and not is_root else list(ins)
+        collectives.CALLS[name](ins, outs, 0)
 
     def in_common(rank):
         memory = torch.arange(2 * count * width, device="cuda") + 100.0 * rank

@@ -54,50 +54,33 @@ STEPS = st.lists(
 )
 
 
-class Here(threading.local):
-    """Of a rank that is a thread: which machine it is on, and how much memory it can map there."""
-
-    machine = 0
-    full = 2**20
-
-
-here = Here()
-
-
-def reaching(mapped, where):
-    """`_mapped` that finds no file on another machine, and has no room for larger ones."""
-
-    def find(name, size):
-        found = name and size <= 2 * here.full and where[name] == here.machine
-        return mapped(name, size) if found else None
-
-    return find
-
-
 @few
 @given(
     count=st.sampled_from([2, 3]),
     steps=STEPS,
     times=st.integers(2, 4),
-    last=st.sampled_from([0, 0, 1]),
-    full=st.sampled_from([512, 512, 1024, 2**20]),
+    full=st.sampled_from([0, 512, 512, 1024, 2**20]),
 )
-def test_calls_that_come_again_are_what_they_were(count, steps, times, last, full):
-    """With ranks that differ in between, which are told so and go on.
+def test_repeated_calls_share_memory_where_all_ranks_can(count, steps, times, full):
+    """With ranks that differ in between, which raise and go on.
 
-    The last rank may be on another machine, or its memory may be `full` at so many bytes: where one
-    rank cannot see what others write, none may look, and none asks again for what it did not get.
+    The last rank can map files of `full` bytes for each half, and none if it is on another machine:
+    where one rank cannot see what others write, none may look, and none asks again for what it did
+    not get.
     """
-    backends, mapped, where = mesh(count), process_transport._mapped, {}
-    share, asked = process_transport.share, [[] for _ in backends]
+    backends, mapped, asked = mesh(count), process_transport._mapped, [[] for _ in range(count)]
+    share, names = process_transport.share, {}
 
-    def counted(nbytes, rank, tell):
+    def shared(nbytes, rank, exchange):
+        names[threading.get_ident()] = rank
         asked[rank].append(nbytes)
-        return share(nbytes, rank, tell)
+        return share(nbytes, rank, exchange)
+
+    def mapped_by_rank(name, size):
+        is_last = names[threading.get_ident()] == count - 1
+        return None if is_last and size > 2 * full else mapped(name, size)
 
     def run(rank):
-        if rank == count - 1:
-            here.machine, here.full = last, full
         transport = process_transport.ProcessTransport(backends[rank], "0", range(count))
         for number, (kind, size, differs) in enumerate(steps * times, start=1):
             differing = differs and rank == 0
@@ -112,29 +95,13 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
                 assert pending.error is None, pending.error
                 outs = call.outs or [torch.empty(0)]
                 assert torch.equal(torch.cat([out.view(-1) for out in outs]), wanted)
-        assert (transport._memory is None) == bool(last), "they share what they can"
+        assert (transport._memory is None) == (full == 0), "they share what they can"
         return rank + 1
 
-    class File:
-        """`_file`, which knows on whose machine it is."""
-
-        def __init__(self, size):
-            self._made = made(size)
-
-        def __enter__(self):
-            name = self._made.__enter__()
-            where[name] = here.machine
-            return name
-
-        def __exit__(self, *raised):
-            return self._made.__exit__(*raised)
-
-    made = process_transport._file
     with (
         mock.patch.object(process_transport, "_STEP", 512),
-        mock.patch.object(process_transport, "_file", File),
-        mock.patch.object(process_transport, "_mapped", reaching(mapped, where)),
-        mock.patch.object(process_transport, "share", counted),
+        mock.patch.object(process_transport, "_mapped", mapped_by_rank),
+        mock.patch.object(process_transport, "share", shared),
     ):
         assert together(count, run) == list(range(1, count + 1))
     assert all(each == sorted(set(each)) for each in asked), asked
@@ -181,22 +148,17 @@ class Impatient:
         self._lock.release()
 
 
-KINDS = st.sampled_from([dist.all_reduce, dist.barrier, functools.partial(dist.broadcast, src=0)])
-
-
-def make_call(function, waits):
-    """Call it with a tensor, if it takes one."""
-    tensors = [] if function is dist.barrier else [torch.ones(2, device="cuda")]
-    done = function(*tensors, async_op=not waits)
-    if not waits:
-        done.wait()
-
-
 @pytest.mark.filterwarnings("ignore:barrier")
-@given(first=st.tuples(KINDS, st.booleans()), second=st.tuples(KINDS, st.booleans()))
-def test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling(first, second):
+@pytest.mark.parametrize("call", [dist.all_reduce, lambda x, async_op: dist.barrier()])
+@pytest.mark.parametrize("waits", [True, False])
+def test_waiting_call_blocks_no_other_thread(call, waits):
     """One thread may wait in a sum for a rank that waits for what another thread sends."""
     begun = []
+
+    def make_call():
+        work = call(torch.ones(2, device="cuda"), async_op=not waits)
+        if work is not None:
+            work.wait()
 
     class Waiting:
         """A transport in whose first call another thread makes a second one."""
@@ -204,7 +166,7 @@ def test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling(fi
         def submit(self, pending, awaited):
             begun.append(pending.call.number)
             if len(begun) == 1:
-                together(1, lambda _: make_call(*second) or True)
+                together(1, lambda _: make_call() or True)
             stock.submit(pending, awaited)
 
         def algorithm(self, call):
@@ -217,7 +179,7 @@ def test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling(fi
         stock = communicator.transport
         ends.enter_context(mock.patch.object(communicator, "transport", Waiting()))
         ends.enter_context(mock.patch.object(communicator, "_lock", Impatient()))
-        make_call(*first)
+        make_call()
     assert begun == [1, 2]
 
 

@@ -47,36 +47,36 @@ def test_uneven_batches_are_reported_by_the_step_that_waits(batches, buffers, go
     simgpu.ranks(len(batches), lambda rank: train(rank, batches, buffers, joins=True))
 
 
-OTHERS = {  # models that differ by more than the shapes of parameters, which PyTorch compares
-    "buffers": lambda rank: torch.nn.BatchNorm1d(3 + rank, affine=False),
-    "dtypes": lambda rank: torch.nn.Linear(3, 3, dtype=[torch.float32, torch.float64][rank]),
+def ddp(rank, layer):
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 3), layer)
+    DistributedDataParallel(layers.cuda(), device_ids=[rank])
+
+
+def only_first(rank):
+    if rank == 0:
+        ddp(rank, torch.nn.Linear(3, 3))
+    dist.all_reduce(torch.ones(1, device="cuda"))
+
+
+# Models that differ by more than the shapes of parameters, which PyTorch compares; or there is one.
+BROADCAST = "DistributedDataParallel's broadcast of parameters and buffers when it is made"
+OTHERS = {
+    "buffers": (lambda rank: ddp(rank, torch.nn.BatchNorm1d(3 + rank, affine=False)), BROADCAST),
+    "dtypes": (
+        lambda rank: ddp(rank, torch.nn.Linear(3, 3, dtype=[torch.float, torch.double][rank])),
+        BROADCAST,
+    ),
+    "one": (only_first, "DistributedDataParallel's comparison of parameters when it is made"),
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_other_models_are_reported_by_the_broadcast_where_they_are_made(what):
-    def make(rank):
-        layers = torch.nn.Linear(2, 3), OTHERS[what](rank)
-        DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[rank])
-
+@pytest.mark.parametrize("differing", OTHERS)
+def test_differing_models_are_reported_by_the_step_that_makes_them(differing):
+    make, step = OTHERS[differing]
     with pytest.raises(CollectiveMismatchError) as raised:
         simgpu.ranks(2, make)
-    text = str(raised.value)
-    wanted = "DistributedDataParallel's broadcast of parameters and buffers when it is made"
-    assert wanted in text
-    assert "Join" not in text
-
-
-def test_models_of_which_one_rank_makes_none_are_reported_by_their_comparison():
-    def make(rank):
-        if rank == 0:
-            DistributedDataParallel(torch.nn.Linear(2, 3).cuda(), device_ids=[rank])
-        dist.all_reduce(torch.ones(1, device="cuda"))
-
-    with pytest.raises(CollectiveMismatchError) as raised:
-        simgpu.ranks(2, make)
-    wanted = "DistributedDataParallel's comparison of parameters when it is made"
-    assert wanted in str(raised.value)
+    assert step in str(raised.value)
+    assert "Join" not in str(raised.value)
 
 
 def test_a_collective_of_the_program_has_no_step():

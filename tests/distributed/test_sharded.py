@@ -1,8 +1,9 @@
-"""Sharded models: FSDP2, tensor parallel, DTensor and pipelines compute what one device does.
+"""Sharded models: FSDP, DTensor, parts of a sequence and pipelines compute as one device does.
 
 What they need of PyTorch takes seconds to import: tests import it, and their collection does not.
 """
 
+import contextlib
 import copy
 import math
 
@@ -11,9 +12,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import simgpu
 from simgpu import strategies
+from tests.support.whole_batch import One, of_whole_batch, rows
 from tests.support.worlds import few, schedules
 
 pytestmark = [
@@ -24,24 +27,6 @@ pytestmark = [
 ]
 
 
-def whole_numbers(shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-2, 3, shape, generator=generator).float()
-
-
-def network(seed, width=4):
-    net = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 4))
-    for number, parameter in enumerate(net.parameters()):
-        parameter.data = whole_numbers(parameter.shape, seed + number)
-    return net
-
-
-def of_whole_batch(net, x):
-    single = copy.deepcopy(net)
-    single(x).sum().backward()
-    return [parameter.grad for parameter in single.parameters()]
-
-
 def full(tensors):
     return [tensor.full_tensor().cpu() for tensor in tensors]
 
@@ -49,19 +34,18 @@ def full(tensors):
 @few
 @given(
     count=strategies.world_sizes(1, 4),
-    width=st.integers(1, 5),
     layers=st.booleans(),
     seed=st.integers(0, 99),
     schedule=schedules,
 )
-def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, width, layers, seed, schedule):
+def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, layers, seed, schedule):
     from torch.distributed.fsdp import fully_shard
 
-    net, x = network(seed, width), whole_numbers((count * 2, 3), seed)
+    net, x = One(seed), rows(count * 2, seed)
 
     def train(rank):
         mine = copy.deepcopy(net).cuda()
-        for layer in (mine[0], mine[2]) if layers else ():
+        for layer in (mine.first, mine.last) if layers else ():
             fully_shard(layer)
         fully_shard(mine)
         for _ in range(2):
@@ -91,7 +75,7 @@ def test_offloaded_parameters_are_trained_as_others_are(count, original, between
     from torch.distributed.fsdp import CPUOffload, FullStateDictConfig, StateDictType
     from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
 
-    net, x = network(seed), whole_numbers((count * 2, 3), seed)
+    net, x = One(seed), rows(count * 2, seed)
 
     def train(rank, offload):
         options = {"device_id": rank, "use_orig_params": original}
@@ -145,47 +129,6 @@ def test_a_tensor_stays_what_it_is_wherever_it_is_placed(sizes, shape, data, sch
 
     meshes = simgpu.ranks(math.prod(sizes), move, schedule=schedule)
     assert len(set(meshes)) == len(meshes)
-
-
-@few
-@given(count=strategies.world_sizes(1, 4), seed=st.integers(0, 99), sequence=st.booleans())
-def test_tensor_parallel_computes_what_one_device_does(count, seed, sequence):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    # Tensor parallelism takes sizes that the ranks divide.
-    net, x = network(seed, 2 * count), whole_numbers((2, 2 * count, 3), seed)
-    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    if sequence:
-        net = nn.Sequential(nn.LayerNorm(3), *net)
-        plan = {
-            "0": SequenceParallel(),
-            "1": ColwiseParallel(input_layouts=Shard(1)),
-            "3": RowwiseParallel(),
-        }
-
-    def train(rank):
-        mesh = init_device_mesh("cuda", (count,))
-        mine = parallelize_module(copy.deepcopy(net).cuda(), mesh, plan)
-        # A plain tensor would be taken for this rank's part of the sequence.
-        given = distribute_tensor(x.cuda(), mesh, [Shard(1)]) if sequence else x.cuda()
-        out = mine(given)
-        out.sum().backward()
-        gradients = [parameter.grad for parameter in mine.parameters()]
-        return out.detach().cpu(), [
-            (g.full_tensor() if hasattr(g, "full_tensor") else g).cpu() for g in gradients
-        ]
-
-    wanted = of_whole_batch(net, x)
-    for out, found in simgpu.ranks(count, train):
-        torch.testing.assert_close(out, net(x).detach())
-        torch.testing.assert_close(found, wanted)
 
 
 @few
@@ -243,14 +186,14 @@ def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(saved, loaded, seed, t
     from torch.distributed.fsdp import fully_shard
 
     folder = tmp_path_factory.mktemp("checkpoint")
-    net = network(seed)
+    net = One(seed)
 
     def save(rank):
         mine = fully_shard(copy.deepcopy(net).cuda())
         checkpoint.save(state_dict.get_model_state_dict(mine), checkpoint_id=folder)
 
     def load(rank):
-        mine = fully_shard(network(seed + 1).cuda())
+        mine = fully_shard(One(seed + 1).cuda())
         state = state_dict.get_model_state_dict(mine)
         checkpoint.load(state, checkpoint_id=folder)
         state_dict.set_model_state_dict(mine, state)
@@ -259,3 +202,59 @@ def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(saved, loaded, seed, t
     simgpu.ranks(saved, save)
     for found in simgpu.ranks(loaded, load):
         assert all(map(torch.equal, found, net.parameters()))
+
+
+LENGTH = 2  # dimension 2 of queries, keys and values is the sequence
+
+
+def attended(query, key, value):
+    """The output of causal attention, and the gradients of a sum over it."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+    out = nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
+    out.float().square().sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@given(
+    ranks=st.integers(1, 4),
+    heads=st.integers(1, 3),
+    share=st.integers(1, 3),
+    size=st.sampled_from([4, 8]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    forced=st.sampled_from([None, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]),
+    seed=st.integers(0, 99),
+)
+def test_attention_over_parts_of_a_sequence_is_that_over_the_whole(
+    ranks, heads, share, size, dtype, forced, seed
+):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+
+    if forced is SDPBackend.CUDNN_ATTENTION:
+        size, dtype = 8, torch.bfloat16
+    elif forced is not None and dtype is torch.bfloat16:
+        size = 8
+    if dtype is torch.float32 or forced is SDPBackend.EFFICIENT_ATTENTION:
+        share = 32  # PyTorch adds up what this kernel keeps, which is padded to 32 rows
+
+    def rank(_):
+        mesh = init_device_mesh("cuda", (ranks,))
+        torch.manual_seed(seed)
+        shape = (1, heads, 2 * ranks * share, size)  # each rank has a part of each half
+        whole = [torch.randn(shape, device="cuda").to(dtype) for _ in range(3)]
+        parts = [tensor.clone() for tensor in whole]
+        allowed = contextlib.nullcontext() if forced is None else sdpa_kernel(forced)
+        with allowed, context_parallel(mesh, buffers=parts, buffer_seq_dims=[LENGTH] * 3):
+            assert [part.shape[LENGTH] for part in parts] == [2 * share] * 3
+            found = attended(*parts)
+            assert found[0].shape == parts[0].shape
+            joined = context_parallel_unshard(mesh, found, [LENGTH] * 4)
+        for one, other in zip(joined, attended(*whole), strict=True):
+            # As many roundings as there are summands, each of the size of the largest number.
+            roundings = shape[LENGTH] + size
+            bound = roundings * torch.finfo(dtype).eps * float(other.abs().max())
+            assert float((one - other).abs().max()) <= bound
+
+    simgpu.ranks(ranks, rank)

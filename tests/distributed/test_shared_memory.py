@@ -11,40 +11,25 @@ from hypothesis import strategies as st
 
 from simgpu._distributed import process_transport
 from simgpu._distributed.process_transport import SharedMemory
+from tests.support.threads import together
 from tests.support.worlds import few
 
 
-def told_among(count):
-    """For each rank a `tell`: what all ranks tell, when all have told."""
+def shared(count, nbytes):
+    """What each of `count` ranks has of the memory that they share."""
     waiting, reported = threading.Barrier(count), [None] * count
 
-    def of(rank):
-        def tell(tensor):
+    def run(rank):
+        def exchange(tensor):
             reported[rank] = tensor.clone()
             waiting.wait()
             everything = list(reported)
             waiting.wait()
             return everything
 
-        return tell
+        return process_transport.share(nbytes, rank, exchange)
 
-    return [of(rank) for rank in range(count)]
-
-
-def shared(count, nbytes):
-    """What each of `count` ranks has of the memory that they share."""
-    results = [None] * count
-    tells = told_among(count)
-
-    def run(rank):
-        results[rank] = process_transport.share(nbytes, rank, tells[rank])
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+    return together(count, run)
 
 
 @few
@@ -79,82 +64,41 @@ def may_go_on(rank, written, read):
     return written[rank] == read[rank] or min(written) >= written[rank]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(process_transport, "_IN_MEMORY", tmp_path)
-    return tmp_path
-
-
-def test_no_file_is_left(folder):
-    seen = []
-
-    def tell(tensor):
-        seen.append(len(list(folder.iterdir())))
-        return [tensor]
-
-    assert isinstance(process_transport.share(100, 0, tell), SharedMemory)
-    assert seen == [1, 1], "the others map it in between"
-    assert list(folder.iterdir()) == []
-
-
-def test_a_system_that_keeps_no_files_in_memory_shares_those_that_it_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(process_transport, "_IN_MEMORY", tmp_path / "none")
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_no_file_is_left(tmp_path, monkeypatch, in_memory, ends):
+    """Where the system keeps files in memory or not, and where another rank has ended."""
+    monkeypatch.setattr(process_transport, "_IN_MEMORY", tmp_path / ("" if in_memory else "none"))
     monkeypatch.setattr(process_transport.tempfile, "tempdir", str(tmp_path))
 
-    def tell(tensor):
-        assert len(list(tmp_path.iterdir())) == 1
+    def exchange(tensor):
+        assert len(list(tmp_path.iterdir())) == 1, "the others map it in between"
+        if ends:
+            raise RuntimeError("Connection closed by peer")
         return [tensor]
 
-    assert isinstance(process_transport.share(100, 0, tell), SharedMemory)
+    if ends:
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            process_transport.share(100, 0, exchange)
+    else:
+        assert isinstance(process_transport.share(100, 0, exchange), SharedMemory)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_file_is_left_where_another_rank_has_ended(folder):
-    def tell(tensor):
-        assert len(list(folder.iterdir())) == 1
-        raise RuntimeError("Connection closed by peer")
-
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        process_transport.share(100, 0, tell)
-    assert list(folder.iterdir()) == []
-
-
-class Full:
-    """A file of which the system has room for the first bytes only."""
-
-    def __init__(self, stock):
-        self._stock = stock
-
-    def __enter__(self):
-        self._file = self._stock.__enter__()
-        self.name, self.truncate = self._file.name, self._file.truncate
-        return self
-
-    def __exit__(self, *raised):
-        return self._stock.__exit__(*raised)
-
-    def write(self, data):
-        raise OSError(28, "No space left on device")
-
-    def flush(self):
-        """It has reported what it could not write."""
-
-
-def test_where_there_is_no_room_nothing_is_shared(folder):
+def test_full_memory_is_not_shared(tmp_path, monkeypatch):
     """Not found out by touching it, which would end the process."""
-    make = process_transport.tempfile.NamedTemporaryFile
-    reported = []
+    monkeypatch.setattr(process_transport, "_IN_MEMORY", tmp_path)
+    make, reported = process_transport.tempfile.NamedTemporaryFile, []
 
-    def tell(tensor):
-        reported.append(tensor)
-        return [tensor]
+    def file_without_room(**named):
+        file = make(**named)
+        monkeypatch.setattr(file, "write", mock.Mock(side_effect=OSError(28, "No space left")))
+        return file
 
-    with mock.patch.object(
-        process_transport.tempfile, "NamedTemporaryFile", lambda **named: Full(make(**named))
-    ):
-        assert process_transport.share(100, 0, tell) is None
+    monkeypatch.setattr(process_transport.tempfile, "NamedTemporaryFile", file_without_room)
+    assert process_transport.share(100, 0, lambda sent: reported.append(sent) or [sent]) is None
     assert reported[0].count_nonzero() == 0, "it has no file"
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(names=st.lists(st.sampled_from(["", "/nowhere/simgpu-1", "short"]), min_size=1, max_size=3))

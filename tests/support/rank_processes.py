@@ -39,19 +39,10 @@ def run(count, function, *arguments, backend="nccl", timeout=60.0, bound=False, 
         for rank in range(count):
             receiver, sender = context.Pipe(duplex=False)
             named = {"device_id": f"cuda:{rank}"} if bound else {}
-            what = (
-                function,
-                rank,
-                count,
-                arguments,
-                backend,
-                timeout,
-                named,
-                debug,
-                folder,
-                sender,
+            given = (backend, timeout, named, debug, folder, sender)
+            process = context.Process(
+                target=_rank, args=(function, rank, count, arguments, *given), daemon=True
             )
-            process = context.Process(target=_rank, args=what, daemon=True)
             process.start()
             sender.close()
             started.append((process, receiver))

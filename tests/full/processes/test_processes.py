@@ -194,35 +194,6 @@ def test_a_forked_child_may_use_the_cpu_and_nothing_of_the_devices(check):
     ]
 
 
-def test_a_child_forked_before_the_devices_are_used_may_use_them(check):
-    script = """
-import torch, simgpu
-import torch.multiprocessing as mp
-
-def child(answers):
-    answers.put((torch.simgpu.device_count(), torch.ones(2, device="simgpu:3").sum().item()))
-
-def child_of_its_own(answers):
-    with simgpu.devices(2):
-        answers.put(torch.ones(2, device="simgpu:1").sum().item())
-
-context = mp.get_context("fork")
-answers = context.SimpleQueue()
-with simgpu.devices(4):
-    first = context.Process(target=child, args=(answers,))
-    first.start()
-    print(answers.get(), torch.simgpu.device_count())
-    first.join()
-    torch.ones(1, device="simgpu:0")
-second = context.Process(target=child_of_its_own, args=(answers,))
-second.start()
-print(answers.get())
-second.join()
-print(first.exitcode, second.exitcode)
-"""
-    assert check(script) == ["(4, 2.0) 4", "2.0", "0 0"]
-
-
 LOADED = """
 import gc, torch, simgpu
 from torch.utils.data import DataLoader, Dataset
