@@ -83,12 +83,11 @@ def _install_in_order() -> None:
     tables = vtables.replace_vtables(guard, hooks)
     if tables is not None:
         backend_guard.let_guard_know(tables[0])
-        key = guard_code.install_guard(tables[0])
+        key = guard_code.install(*tables)
         if key is not None:
             backend_guard.let_cpp_choose_accelerator(key)
             thread_rows.announce_to(key.set)
         backend_guard.let_hooks_allocate(tables[1])
-        guard_code.install_constants(*tables)
     # The kernels, before the attributes of torch that lead programs to them.
     _libraries.extend(registry.register())
     _libraries.extend(autocast.install())

@@ -1,11 +1,11 @@
-"""Make C++ take simulated devices for the accelerator only where they are, on a build with CUDA.
+"""On a build with CUDA, answer C++ for each thread whether CUDA or simgpu is the accelerator.
 
-PyTorch has one accelerator in a process, and once the device type "simgpu" is registered that is
-"simgpu", also for autograd's engine, which then finds no stream for a node on a GPU. But libtorch
-asks libc10 each time whether a device type is registered (`is_privateuse1_backend_registered`), and
-otherwise goes on to CUDA. That question is answered here, for each thread: by what its row says
-(`simgpu._util.thread_rows`), else by whether there are simulated devices. The engine's own
-threads compute for GPUs only, since backward passes of simulated devices run where they are called.
+PyTorch has one accelerator in a process. Once the device type "simgpu" is registered, that is
+"simgpu" for good, and autograd finds no stream for tensors of a GPU any more. Before libtorch
+decides, it asks libc10 whether a device type is registered (`is_privateuse1_backend_registered`),
+and takes CUDA if not. So that question is answered here, by what the row of the calling thread says
+(`simgpu._util.thread_rows`), else by whether there are simulated devices. The threads of autograd's
+engine compute for GPUs only, since backward passes of simulated devices run where they are called.
 
 A backward pass through devices of both sorts has CUDA for its accelerator. In it, what is simulated
 is no accelerator's (`isAccelerator`), as for the CPU: the engine asks for no stream there.

@@ -20,7 +20,7 @@ import platform
 import re
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +33,13 @@ from simgpu._util.thread_rows import LOG, RECORDED, STREAMS, USES, WAITS
 # Make a few machine instructions into a C function that C++ can call.
 #
 # The memory is written while it may not be run and made executable by mprotect; the system may
-# refuse that (SELinux, hardened kernels), and then there is no function. What it returns is looked
-# at before anyone else may call it.
+# refuse that (SELinux, hardened kernels), and then there is no function. Code begins with endbr64,
+# as kernels want of functions that are called by address.
 
 
 def is_possible_here() -> bool:
     """Whether this is 64-bit Linux on x86-64, for which our instructions are."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32
-
-
-def function_of(code: bytes, answer: int) -> Any:
-    """`code` as a C function that returns `answer`; None where there cannot be one.
-
-    `code` begins with endbr64, as kernels want of functions that are called by address.
-    """
-    memory = executable(code)
-    if memory is None:
-        return None
-    if ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(memory))() != answer:
-        return None
-    return memory
 
 
 @functools.cache
@@ -111,17 +98,12 @@ def builtin_of(code: bytes, data: bytes) -> Any:
 # step. Python code comes too late to prevent that.
 #
 # But the answers are constants (simgpu:0, its default stream, yes), or depend on nothing but the
-# calling thread (the other part). So in the tables of virtual functions of the two C++ objects
-# (`vtables`), those that ask Python are replaced by instructions, here by such as return the
-# constant. Nothing is replaced unless everything is as expected: Linux on x86-64, the order of the
-# functions in PyTorch's headers, and memory in which code may run and answers what it should when
-# it is called. Otherwise Python is asked as before (`_backend`).
+# row of the calling thread. So in the tables of virtual functions of the two C++ objects
+# (`vtables`), those that ask Python are replaced by instructions. Only getDevice is answered
+# otherwise (`vtables`). Nothing is replaced unless everything is as expected: Linux on x86-64, the
+# order of the functions in PyTorch's headers, and memory in which code may run and answers what it
+# should when it is called. Otherwise Python is asked as before (`_backend`).
 
-# A type of 20, a Device of type 20 and index 0, and the Stream number 0 of that device, which all
-# are returned in registers: endbr64; mov eax, 20; xor edx, edx; ret
-_FIRST_DEVICE = bytes.fromhex("f30f1efa b814000000 31d2 c3")
-# A bool: endbr64; mov eax, 1; ret
-_YES = bytes.fromhex("f30f1efa b801000000 c3")
 _GUARD, _HOOKS = (
     "c10/core/impl/DeviceGuardImplInterface.h",
     "ATen/detail/AcceleratorHooksInterface.h",
@@ -129,7 +111,10 @@ _GUARD, _HOOKS = (
 
 
 def virtual_functions(header: str) -> list[str]:
-    """The virtual functions that a header of PyTorch's declares, in their order."""
+    """The virtual functions that a header of PyTorch's declares, in their order.
+
+    A destructor has two entries, `~`.
+    """
     path = Path(torch.__file__).with_name("include") / header
     try:
         text = path.read_text(encoding="utf-8")
@@ -140,50 +125,7 @@ def virtual_functions(header: str) -> list[str]:
 
 
 # What was replaced: what replaces it again, and what restores it.
-Replacement = tuple[Callable[[], object], Callable[[], None]]
-constant_replacements: list[Replacement] = []
-guard_replacements: list[Replacement] = []
-_left: list[str] = []  # headers whose functions are not as expected
-
-
-def _replace(table: Table, position: int, code: Any, replacements: list[Replacement]) -> None:
-    replace = functools.partial(table.replace, position, code)
-    replacements.append((replace, replace()))
-
-
-def _answer(
-    table: Table, header: str, first: Sequence[str], names: Sequence[str], code: bytes, answer: int
-) -> None:
-    """Answer the virtual functions `names` of an object by code that returns `answer`.
-
-    `first` are the functions with which the class begins in its header of PyTorch's, where `~`
-    means the two entries of a destructor.
-    """
-    in_order = virtual_functions(header)[: len(first)] == [*first]
-    function = function_of(code, answer) if in_order else None
-    if function is None:
-        _left.append(header)
-        return
-    for name in names:
-        position = first.index(name)
-        if not table.is_replaced(position):  # by what knows the calling thread
-            _replace(table, position, function, constant_replacements)
-
-
-def install_constants(guard: Table, hooks: Table) -> None:
-    """Replace what asks Python, if everything is as expected."""
-    # All that ask Python but getDevice, which says what the current device is (`vtables`); of
-    # these, the code for threads has better ones for those that depend on the calling thread.
-    names = ("type", "exchangeDevice", "getStream", "getNewStream", "exchangeStream")
-    _answer(guard, _GUARD, _ORDER[:10], names, _FIRST_DEVICE, PRIVATE_USE_1)
-    first = ("~", "~", "isBuilt", "isAvailable", "hasPrimaryContext")
-    _answer(hooks, _HOOKS, first, ("hasPrimaryContext",), _YES, 1)
-
-
-def constants_are_active() -> bool:
-    """Whether all of these questions are answered without Python."""
-    return bool(constant_replacements) and not _left
-
+replacements: list[tuple[Callable[[], object], Callable[[], None]]] = []
 
 # Functions of a guard, in their order. A release may lack one that is not replaced here.
 _ORDER = (
@@ -193,6 +135,8 @@ _ORDER = (
     *("queryEvent", "deviceCount", "getDeviceCapability", "queryStream", "synchronizeStream"),
     *("isStreamCapturing", "synchronizeEvent", "synchronizeDevice", "recordDataPtrOnStream"),
 )
+# Functions of the hooks, in their order.
+_FIRST_HOOKS = ("~", "~", "isBuilt", "isAvailable", "hasPrimaryContext")
 
 # mov edi, KEY; mov rax, pthread_getspecific; call rax: the address of the row, or 0, in rax.
 ROW = "bf {key} 48b8 {get} ffd0"
@@ -222,6 +166,10 @@ _CODE = {
     "deviceCount": "f30f1efa 48b8 {count} 0fbe00 c3",
 }
 _CODE["setDevice"] = _CODE["uncheckedSetDevice"] = _CODE["exchangeDevice"]
+# A type of 20, a Device of type 20 and index 0, and the Stream number 0 of that device, which all
+# are returned in registers: mov eax, 20; xor edx, edx; ret
+_CODE["type"] = _CODE["getNewStream"] = "f30f1efa b814000000 31d2 c3"
+_YES = bytes.fromhex("f30f1efa b801000000 c3")  # a bool: mov eax, 1; ret
 
 _events = ctypes.c_int64(1)  # the number of the next new event
 _device_count = ctypes.c_int64(1)
@@ -279,6 +227,11 @@ def _answers_as_it_should(code: dict[str, Any], key: ThreadKey) -> bool:
 
     third, second = PRIVATE_USE_1 | 3 << 8, PRIVATE_USE_1 | 2 << 8
     row = (ctypes.c_int64 * 10)(2)  # on device 2
+    if (
+        call("type", device, device, 0) != PRIVATE_USE_1
+        or call(_FIRST_HOOKS[-1], device, device, 0) != 1
+    ):
+        return False
     if call("getStream", stream, device, third).number != 0:  # there is no row yet
         return False
     key.set(ctypes.addressof(row))
@@ -299,8 +252,8 @@ def _places(there: list[str]) -> dict[str, int] | None:
     return {name: order.index(name) for name in _CODE} if there[: len(order)] == order else None
 
 
-def install_guard(guard: Table) -> ThreadKey | None:
-    """Replace what moves between devices and streams, if everything is as expected.
+def install(guard: Table, hooks: Table) -> ThreadKey | None:
+    """Replace what asks Python or moves between devices and streams, if everything is as expected.
 
     Returns the key whose `set` is to be called in each thread with the address of its row
     (`thread_rows`). None where nothing is replaced.
@@ -308,14 +261,17 @@ def install_guard(guard: Table) -> ThreadKey | None:
     if not is_possible_here() or sys.byteorder != "little":
         return None
     places = _places(virtual_functions(_GUARD))
-    if places is None:
+    if places is None or virtual_functions(_HOOKS)[: len(_FIRST_HOOKS)] != [*_FIRST_HOOKS]:
         return None
     key = ThreadKey()
     code = {name: executable(_instructions(name, key)) for name in _CODE}
+    code[_FIRST_HOOKS[-1]] = executable(_YES)
     if None in code.values() or not _answers_as_it_should(code, key):
         return None
     for name, function in code.items():
-        _replace(guard, places[name], function, guard_replacements)
+        table, place = (guard, places[name]) if name in places else (hooks, len(_FIRST_HOOKS) - 1)
+        replace = functools.partial(table.replace, place, function)
+        replacements.append((replace, replace()))
     return key
 
 
@@ -325,8 +281,3 @@ def set_device_count(count: int) -> None:
     The engine makes a thread for each device that it then knows of; ours need none.
     """
     _device_count.value = max(_device_count.value, count)
-
-
-def guard_is_active() -> bool:
-    """Whether C++ moves between devices and streams."""
-    return bool(guard_replacements)

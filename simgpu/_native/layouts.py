@@ -17,12 +17,19 @@ from typing import Any
 
 import torch
 
-from simgpu._native.memory import CPU_BITS, DEVICE_BITS, WORD, can_read, device_bits, words
+from simgpu._native.memory import (
+    CPU_BITS,
+    DEVICE_BITS,
+    WORD,
+    can_read,
+    device_bits,
+    offset_of,
+    words,
+)
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
 
 _StorageBase: Any = torch._C.StorageBase
-_STORAGE_WORDS = 16  # words; the memory is described within the first ten
 
 # A StorageImpl holds {data, owner, function that frees it, device, size in bytes}: five words.
 _DATA, _DEVICE, _SIZE, _MEMORY_WORDS = 0, 3, 4, 5
@@ -38,16 +45,10 @@ def _holds_memory(at: int, storage: torch.UntypedStorage) -> bool:
 
 
 @functools.cache
-def _memory_offset() -> int | None:
+def memory_offset() -> int | None:
     """How many words into a StorageImpl its memory is described, or None."""
-    found = set(range(_STORAGE_WORDS - _MEMORY_WORDS))
-    for nbytes in (24, 40):
-        storage: Any = _StorageBase.__new__(torch.UntypedStorage, nbytes)
-        if not can_read(storage._cdata, WORD * _STORAGE_WORDS):
-            return None
-        start = storage._cdata >> 3
-        found = {at for at in found if _holds_memory(start + at, storage)}
-    return found.pop() if len(found) == 1 else None
+    storages = [_StorageBase.__new__(torch.UntypedStorage, nbytes) for nbytes in (24, 40)]
+    return offset_of(storages, 12, _holds_memory)
 
 
 def swap_memory(
@@ -60,7 +61,7 @@ def swap_memory(
 
     Raises UnsupportedError, and changes nothing, where this PyTorch's storages are not understood.
     """
-    offset = _memory_offset()
+    offset = memory_offset()
     starts = [] if offset is None else [(s._cdata >> 3) + offset for s in (one, other)]
     understood = [_holds_memory(start, s) for start, s in zip(starts, (one, other), strict=False)]
     if understood != [True, True] or one.device != other.device:
@@ -79,16 +80,11 @@ def set_size(storage: torch.UntypedStorage, nbytes: int) -> None:
 
     Raises UnsupportedError, and changes nothing, where that is not possible.
     """
-    offset = _memory_offset()
+    offset = memory_offset()
     start = (storage._cdata >> 3) + (offset or 0)
     if offset is None or not _holds_memory(start, storage) or not 0 <= nbytes <= storage.nbytes():
         raise UnsupportedError(f"a storage of {storage.nbytes()} bytes cannot say it has {nbytes}")
     words[start + _SIZE] = nbytes
-
-
-def can_resize_storages() -> bool:
-    """Whether storages can be resized with this PyTorch."""
-    return _memory_offset() is not None
 
 
 # Overwrite the device of a CPU `torch.Generator`, so that C++ takes it for a simulated device's.
@@ -100,26 +96,19 @@ def can_resize_storages() -> bool:
 # and a device written there is the one that the generator then names. Where there is no such word,
 # generators go on as the CPU's; then `simgpu._core.device_generator` distinguishes them.
 
-_GENERATOR_WORDS = 16  # words; the device is within the first five
-
 
 @functools.cache
-def _device_offset() -> int | None:
+def device_offset() -> int | None:
     """How many words into a generator its device is, or None."""
-    scratch: Any = torch._C.Generator()
-    if not can_read(scratch._cdata, WORD * (_GENERATOR_WORDS + 1)):
-        return None
-    start = scratch._cdata >> 3
+    return offset_of([torch._C.Generator()], 16, _holds_device)
+
+
+def _holds_device(at: int, scratch: Any) -> bool:
+    """Whether the word at `at` is the device of a CPU generator, which is written for a moment."""
+    word = words[at]
     key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU).raw_repr()
-    for at in range(_GENERATOR_WORDS):
-        word = words[start + at]
-        here = word & DEVICE_BITS == CPU_BITS and words[start + at + 1] == key_set
-        if here and _writes_device(scratch, start + at, word):
-            return at
-    return None
-
-
-def _writes_device(scratch: Any, at: int, word: int) -> bool:
+    if word & DEVICE_BITS != CPU_BITS or words[at + 1] != key_set:
+        return False
     wanted = torch.device(DEVICE_TYPE, 5)
     words[at] = word & ~DEVICE_BITS | device_bits(wanted)
     written: bool = scratch.device == wanted
@@ -132,7 +121,7 @@ def label_generator(generator: Any, device: torch.device) -> bool:
 
     Returns whether that was possible; if not, nothing was changed.
     """
-    offset = _device_offset()
+    offset = device_offset()
     if offset is None:
         return False
     at = (generator._cdata >> 3) + offset
@@ -140,11 +129,6 @@ def label_generator(generator: Any, device: torch.device) -> bool:
         return False
     words[at] = words[at] & ~DEVICE_BITS | device_bits(device)
     return True
-
-
-def can_label_generators() -> bool:
-    """Whether generators can be labelled with this PyTorch."""
-    return _device_offset() is not None
 
 
 # Write a number to an address that a caller of a C function gave, as `int *out` in C.
@@ -168,7 +152,6 @@ def write_word(address: int, value: int) -> None:
 # move then.
 
 Tensor = torch.Tensor
-_TENSOR_WORDS = 24  # words; a TensorImpl has more
 _SIGNED = 1 << 64
 _keys_of: Callable[[Tensor], Any] = torch._C._dispatch_keys
 
@@ -194,26 +177,15 @@ def _keys(tensor: Tensor) -> int:
     return raw - _SIGNED if raw >> 63 else raw
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor._cdata
-
-
 @functools.cache
-def _offset() -> int | None:
-    """The word of a tensor that holds its keys."""
+def keys_offset() -> int | None:
+    """How many words into a tensor its keys are, or None."""
     probes = [
         torch.empty(0, device="cpu"),
         torch.empty(0, device="meta", dtype=torch.complex64).conj(),
         torch.empty(0, 0, device="cpu").to_sparse(),
     ]
-    if not all(can_read(_address(probe), WORD * _TENSOR_WORDS) for probe in probes):
-        return None
-    found = [
-        at
-        for at in range(_TENSOR_WORDS)
-        if all(words[(_address(probe) >> 3) + at] == _keys(probe) for probe in probes)
-    ]
-    return found[0] if len(found) == 1 else None
+    return offset_of(probes, 24, lambda at, probe: words[at] == _keys(probe))
 
 
 def are_alike(tensor: Tensor, other: Tensor) -> bool:
@@ -231,18 +203,13 @@ def are_alike(tensor: Tensor, other: Tensor) -> bool:
     )
 
 
-def can_assign_across_types() -> bool:
-    """Whether data can be assigned between the CPU and a device."""
-    return _offset() is not None
-
-
 def assign(tensor: Tensor, other: Tensor, set_data: Callable[[Tensor, Tensor], None]) -> None:
     """`set_data(tensor, other)`, for tensors of one kind of which one is on a device.
 
     Raises what `set_data` raises, and leaves the tensor as it was then.
     """
-    offset, own, theirs = _offset(), _keys(tensor), _keys(other)
-    at = (_address(tensor) >> 3) + (offset or 0)
+    offset, own, theirs = keys_offset(), _keys(tensor), _keys(other)
+    at = (tensor._cdata >> 3) + (offset or 0)
     if offset is None or words[at] != own:
         raise UnsupportedError(
             f"torch {torch.__version__} holds tensors otherwise than is known, so the data of one "

@@ -12,9 +12,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,6 +56,20 @@ def moves(function: str, end: int, address: int, nbytes: int) -> bool:
     call.restype = ctypes.c_ssize_t
     call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
     return bool(call(end, address, nbytes) == nbytes)
+
+
+def offset_of(objects: Sequence[Any], count: int, holds: Callable[[int, Any], bool]) -> int | None:
+    """Which of the first `count` words of C++ objects it is where `holds` is true of each of them.
+
+    `holds` takes an index in `words`, and may look at four more words, and the object. None where
+    that is no word or more than one.
+    """
+    if not all(can_read(each._cdata, WORD * (count + 4)) for each in objects):
+        return None
+    found = [
+        at for at in range(count) if all(holds((each._cdata >> 3) + at, each) for each in objects)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 # Find functions and variables of libraries of PyTorch, such as libc10, by their C++ names.

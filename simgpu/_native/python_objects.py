@@ -26,13 +26,8 @@ def held_by_cpp(work: Any) -> bool:
     return not can_count_references() or _count(work) > 1
 
 
-def can_count_references() -> bool:
-    """Whether the count is where it is looked for."""
-    return _follows()
-
-
 @functools.cache
-def _follows() -> bool:
+def can_count_references() -> bool:
     """Whether what is taken for the count goes up and down with references that C++ has."""
     if not distributed.is_available():
         return False

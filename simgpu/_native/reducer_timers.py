@@ -1,8 +1,8 @@
-"""The timers of DistributedDataParallel's Reducer: simulated devices have that of the CPU.
+"""Make DistributedDataParallel's Reducer time simulated devices by the CPU's timer.
 
-C++ keeps how a timer is made in a table by device type, which libtorch_cpu exports. A type that is
-not in it is not timed, and the Reducer warns in each process that only the CPU and CUDA are. What
-simulated devices compute takes time of the host.
+The Reducer finds the timer of a device type in a table of C++ that libtorch_cpu exports, and warns
+of a type that is not there. The CPU's is the right one: what simulated devices compute takes time
+of the host.
 """
 
 from __future__ import annotations

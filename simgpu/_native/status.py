@@ -32,7 +32,7 @@ class Trick:
 
 
 def _device_is_answered() -> bool:
-    return vtables.guard_answers_for_cuda() and vtables.tables[0].is_replaced(vtables.GET_DEVICE)
+    return bool(vtables.tables) and vtables.tables[0].is_replaced(vtables.GET_DEVICE)
 
 
 TRICKS = (
@@ -48,22 +48,22 @@ TRICKS = (
     ),
     Trick(
         "storages resized in place",
-        layouts.can_resize_storages,
+        lambda: layouts.memory_offset() is not None,
         "resizing a storage raises UnsupportedError",
     ),
     Trick(
         "data assigned across device types",
-        layouts.can_assign_across_types,
+        lambda: layouts.keys_offset() is not None,
         "modules do not move between the CPU and a device: UnsupportedError",
     ),
     Trick(
         "generators labelled",
-        layouts.can_label_generators,
+        lambda: layouts.device_offset() is not None,
         "the CPU draws from a device's generator instead of refusing it",
     ),
     Trick(
         "tables of virtual functions",
-        vtables.guard_answers_for_cuda,
+        lambda: bool(vtables.tables),
         'what only C++ can answer is not: the current device, pin_memory=True, "cuda" in C++',
     ),
     Trick(
@@ -73,18 +73,14 @@ TRICKS = (
     ),
     Trick(
         "pinned memory by its allocator",
-        vtables.has_pinned_allocator,
+        lambda: vtables.allocator.offset is not None,
         "pin_memory=True raises in factories; Tensor.pin_memory works",
     ),
     Trick(
-        "backward pass without Python",
-        guard_code.constants_are_active,
-        "PyTorch asks Python while it differentiates: Ctrl-C there may abort the process",
-    ),
-    Trick(
-        "backward on each device's stream",
-        guard_code.guard_is_active,
-        "backward runs on the stream and device that are current where it is called",
+        "backward in C++, by each stream",
+        lambda: bool(guard_code.replacements),
+        "backward runs on the stream and device that are current where it is called, and PyTorch "
+        "asks Python meanwhile: Ctrl-C may abort the process",
     ),
     Trick(
         "accelerator chosen beside CUDA",

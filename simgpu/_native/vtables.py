@@ -25,7 +25,16 @@ from typing import Any
 
 import torch
 
-from simgpu._native.memory import WORD, can_read, device_bits, library, moves, pipe, words
+from simgpu._native.memory import (
+    WORD,
+    can_read,
+    device_bits,
+    library,
+    moves,
+    offset_of,
+    pipe,
+    words,
+)
 from simgpu._util.naming import DEVICE_TYPE, MAX_DEVICES, PRIVATE_USE_1
 
 # At least as many functions as such an object has; what follows them is copied too.
@@ -99,19 +108,16 @@ class Table:
 # c10/core/impl/DeviceGuardImplInterface.h: type, exchangeDevice, getDevice, ...
 GET_DEVICE = 2
 
-_GetDevice = ctypes.CFUNCTYPE(ctypes.c_uint16)
-_GetAddress = ctypes.CFUNCTYPE(ctypes.c_void_p)
-
 
 def device_answer(indices: Iterator[int]) -> Any:
     """A C function that returns the device of type simgpu whose index comes next."""
     devices = [device_bits(torch.device(DEVICE_TYPE, index)) for index in range(MAX_DEVICES)]
-    return _GetDevice(map(devices.__getitem__, indices).__next__)
+    return ctypes.CFUNCTYPE(ctypes.c_uint16)(map(devices.__getitem__, indices).__next__)
 
 
 def address_answer(address: int) -> Any:
     """A C function that returns `address`."""
-    return _GetAddress(repeat(address).__next__)
+    return ctypes.CFUNCTYPE(ctypes.c_void_p)(repeat(address).__next__)
 
 
 # A copy of PyTorch's CPU allocator under another address, which marks pinned memory.
@@ -126,7 +132,6 @@ def address_answer(address: int) -> Any:
 
 _HOST_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"  # the function that says where it is
 _ALLOCATOR_BYTES = 64  # more than it has
-SEARCHED = 16  # words of a storage, and functions of hooks, among which we look
 
 
 class _Allocator:
@@ -158,13 +163,10 @@ class _Allocator:
         self.address = address
         return True
 
-    def place_in(self, storage: torch.UntypedStorage) -> int | None:
-        """How many words into a storage of this allocator its address is."""
-        if not can_read(storage._cdata, WORD * SEARCHED):
-            return None
-        start = storage._cdata >> 3
-        found = [at for at in range(SEARCHED) if words[start + at] == self.address]
-        return found[0] if len(found) == 1 else None
+    def find_in(self, storage: torch.UntypedStorage) -> bool:
+        """Note how many words into a storage of this allocator its address is, if that is so."""
+        self.offset = offset_of([storage], 16, lambda at, _: words[at] == self.address)
+        return self.offset is not None
 
     def made(self, storage: torch.UntypedStorage) -> bool:
         """Whether the memory of `storage` comes from this allocator."""
@@ -174,11 +176,6 @@ class _Allocator:
 
 
 allocator = _Allocator()
-
-
-def has_pinned_allocator() -> bool:
-    """Whether tensors can be made in pinned memory."""
-    return allocator.offset is not None
 
 
 # Functions that one library of PyTorch calls in another, replaced for that library only.
@@ -325,8 +322,3 @@ def use_guard_for_cuda() -> Callable[[], None] | None:
         guards[_CUDA] = stock
 
     return undo
-
-
-def guard_answers_for_cuda() -> bool:
-    """Whether guard and hooks have tables of their own."""
-    return bool(tables)

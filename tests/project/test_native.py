@@ -45,7 +45,7 @@ def test_all_tricks_are_active_here(simulated):
     assert all(trick.otherwise for trick in status.TRICKS)
     machine_code = guard_code.is_possible_here()
     assert [name for name, works in active.items() if not works] == (
-        [] if machine_code else ["backward pass without Python", "backward on each device's stream"]
+        [] if machine_code else ["backward in C++, by each stream"]
     )
 
 
@@ -79,7 +79,7 @@ def test_capsules_without_the_layout_of_cpython_are_asked(simulated, monkeypatch
 
 
 def test_storages_of_another_layout_are_not_resized(simulated, monkeypatch):
-    monkeypatch.setattr(layouts, "_memory_offset", lambda: None)
+    monkeypatch.setattr(layouts, "memory_offset", lambda: None)
     x = torch.arange(4.0, device=simulated[1])
     for size in (4, 32):
         with pytest.raises(errors.UnsupportedError):
@@ -90,8 +90,8 @@ def test_storages_of_another_layout_are_not_resized(simulated, monkeypatch):
 
 def test_storage_with_other_words_is_not_written(simulated, monkeypatch):
     x, y = (torch.arange(4.0, device=simulated[1]).untyped_storage() for _ in range(2))
-    offset = layouts._memory_offset()
-    monkeypatch.setattr(layouts, "_memory_offset", lambda: offset + 1)
+    offset = layouts.memory_offset()
+    monkeypatch.setattr(layouts, "memory_offset", lambda: offset + 1)
     with pytest.raises(errors.UnsupportedError):
         layouts.swap_memory(x, y, SimpleNamespace(), None)
     with pytest.raises(errors.UnsupportedError):
@@ -102,7 +102,7 @@ def test_storage_with_other_words_is_not_written(simulated, monkeypatch):
 @pytest.mark.parametrize("place", [None, 0])
 def test_data_is_not_assigned_to_tensors_of_another_layout(simulated, monkeypatch, place):
     """Not found at all, or a word says something else."""
-    monkeypatch.setattr(layouts, "_offset", lambda: place)
+    monkeypatch.setattr(layouts, "keys_offset", lambda: place)
     x, there = torch.arange(4.0), torch.ones(2, device=simulated[1])
     for one, other in ((x, there), (there, x)):
         with pytest.raises(errors.UnsupportedError, match="otherwise than is known"):
@@ -119,11 +119,11 @@ def test_refused_assignment_of_data_changes_nothing(simulated):
 
 
 def test_generators_of_another_layout_stay_the_cpus(simulated, monkeypatch):
-    monkeypatch.setattr(layouts, "_device_offset", lambda: 0)  # the address of its class
+    monkeypatch.setattr(layouts, "device_offset", lambda: 0)  # the address of its class
     generator = torch._C.Generator()
     assert not layouts.label_generator(generator, simulated[1])
     assert generator.device == torch.device("cpu")
-    monkeypatch.setattr(layouts, "_device_offset", lambda: None)
+    monkeypatch.setattr(layouts, "device_offset", lambda: None)
     assert not layouts.label_generator(generator, simulated[1])
 
 
@@ -153,11 +153,19 @@ def test_an_allocator_of_another_class_is_not_copied(monkeypatch):
     assert not vtables._Allocator().copy()
 
 
+class Untouched:
+    """A table of virtual functions that may not be written."""
+
+
 @pytest.mark.skipif(not guard_code.is_possible_here(), reason="instructions of x86-64")
-def test_code_with_another_answer_is_not_used():
-    seven = bytes.fromhex("f30f1efa b807000000 c3")
-    assert guard_code.function_of(seven, 7) is not None
-    assert guard_code.function_of(seven, 8) is None
+@pytest.mark.parametrize("name", ["type", "getStream", "exchangeDevice"])
+def test_code_with_another_answer_is_not_used(monkeypatch, name):
+    seven = "f30f1efa b807000000 c3"
+    monkeypatch.setitem(guard_code._CODE, name, seven)
+    assert guard_code.install(Untouched(), Untouched()) is None
+    monkeypatch.undo()
+    with pytest.raises(AttributeError, match="replace"):
+        guard_code.install(Untouched(), Untouched())
 
 
 def test_tables_of_another_layout_keep_their_kernels_of_python(simulated, monkeypatch):
