@@ -15,20 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simgpu._distributed.ddp import with_advice
-from simgpu._explore.schedules import primitives, system_waits
-from simgpu._explore.schedules import scheduler as turns
+from simgpu._explore.schedules import primitives, stalls, system_waits
 from simgpu._explore.schedules.earlier_locks import adopted_in_modules
 from simgpu._explore.schedules.explore import controlled
-from simgpu._explore.schedules.scheduler import (
-    Scheduler,
-    Strategy,
-    Task,
-    calling_task,
-    current,
-    line_of,
-    seeded,
-    standing_in,
-)
+from simgpu._explore.schedules.scheduler import Scheduler, current
+from simgpu._explore.schedules.stalls import line_of
+from simgpu._explore.schedules.strategies import Strategy, seeded
+from simgpu._explore.schedules.tasks import Task, calling_task, standing_in
 from simgpu._explore.schedules.tokens import Replay
 from simgpu._util.patching import Patches
 from simgpu.errors import DeadlockError, RankLostError, ScheduleError
@@ -208,7 +201,10 @@ class RankScheduler:
         return type(error) is type(stopped) and str(error) == str(stopped)
 
     def _stop(self) -> bool:
-        """Report to waiting ranks that none can go on. False where none waits, or all have it."""
+        """Make each waiting rank raise that none can go on; true if any is made to.
+
+        False where no rank waits, and where that was done before.
+        """
         others = [
             task
             for task in self._tasks
@@ -230,7 +226,7 @@ class RankScheduler:
             return False
         now = _host_time()
         self._failed_at = now if self._failed_at is None else self._failed_at
-        return now - self._failed_at >= turns.LONG and self._stop()
+        return now - self._failed_at >= stalls.LONG and self._stop()
 
     def _why_nobody_can(self) -> BaseException:
         waiting: dict[int, str] = {}

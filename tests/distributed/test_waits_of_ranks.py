@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._explore.schedules import scheduler
+from simgpu._explore.schedules import stalls
 from simgpu.errors import DeadlockError, RankLostError
 from tests.support.worlds import few
 
@@ -317,7 +317,7 @@ def test_ranks_that_ask_for_what_a_failed_one_was_to_do_are_ended(count, data):
             raise
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "LONG", 20 * MOMENT)
+        patch.setattr(stalls, "LONG", 20 * MOMENT)
         patch.setattr(sys, "stderr", io.StringIO())
         with pytest.raises(KeyError):
             simgpu.ranks(count, go)
@@ -328,7 +328,7 @@ def test_ranks_that_ask_for_what_a_failed_one_was_to_do_are_ended(count, data):
 def test_a_rank_that_holds_the_turn_is_reported(monkeypatch, rests):
     words = io.StringIO()
     monkeypatch.setattr(sys, "stderr", words)
-    monkeypatch.setattr(scheduler, "LONG", MOMENT)
+    monkeypatch.setattr(stalls, "LONG", MOMENT)
     # An earlier report may be of a line in which the rank begins.
     own = rf"rank 0 has had the turn for \d+ s, at {re.escape(__file__)}:"
     wanted = f"simgpu.ranks: {'no rank has gone on for' if rests else own}"

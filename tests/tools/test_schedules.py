@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu import __main__
-from simgpu._explore.schedules.scheduler import Strategy
+from simgpu._explore.schedules.strategies import Strategy
 from simgpu._explore.schedules.tokens import strategy_in, token_of
 from simgpu._fuzz import sessions
 from simgpu._fuzz.session_plugin import ExampleRecorder

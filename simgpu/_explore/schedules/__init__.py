@@ -3,8 +3,12 @@
 One of the threads started in a schedule runs at a time. It may have to stop where it launches work,
 or touches a lock, a queue or another thread.
 
-scheduler       tasks, strategies that choose the next one, reports of deadlocks, the watchdog
+tasks           the threads of a schedule
+strategies      which of them goes on
+stalls          threads that do not go on: deadlocks, livelocks, and the watchdog
+scheduler       one task runs, and hands over to the next
 primitives      what takes the place of Python's locks, queues and threads
+system_waits    waits for processes, sockets and locks of files, in real time
 earlier_locks   locks that were made before the schedule
 tokens          the choices of one run as text
 explore         the public functions: one schedule, or many

@@ -1,8 +1,8 @@
-"""Locks that are older than a schedule and that its program names: they take part in it.
+"""Make locks that are older than a schedule follow it, where its program names them.
 
-Each is put under the schedule's rules where a function finds it (a global name, a variable around
-it, an attribute, an entry of a list or dictionary), and stays the lock that it is: both are taken
-and free at the same time.
+Such a lock is replaced where a function finds it (a global name, a variable around it, an
+attribute, an entry of a list or dictionary) by one with the schedule's rules around it. Both are
+taken and free at the same time.
 
 Ranks also wait for those of libraries: the globals of all modules and the attributes of their
 classes are looked at, each module once. Such as the lock of torch.compile, which a rank has while
@@ -11,14 +11,14 @@ it waits for processes that compile.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from simgpu._explore.schedules.primitives import PYTHONS, around
 
@@ -26,49 +26,67 @@ _DEPTH = 5
 _INSTALLED = ("site-packages", "dist-packages", str(Path(threading.__file__).parent))
 
 
+class _Place(NamedTuple):
+    """Where a lock may be: how to read what is there, and how to write it."""
+
+    stock_read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+    def read(self) -> Any:
+        try:
+            return self.stock_read()
+        except (LookupError, ValueError):  # the name of another scope, or a variable not yet set
+            return None
+
+
+def _attribute(owner: Any, name: str) -> _Place:
+    return _Place(lambda: vars(owner).get(name), partial(setattr, owner, name))
+
+
+def _entry(holder: Any, key: Any) -> _Place:
+    return _Place(lambda: holder[key], partial(holder.__setitem__, key))
+
+
 @contextmanager
-def schedule_existing_locks(*roots: Any) -> Iterator[None]:
-    """Within the block, the locks that these functions and objects name follow the schedule."""
-    undo: list[Callable[[], None]] = []
-    seen: set[int] = set()
-    for root in roots:
-        _walk(root, undo, seen, _DEPTH)
+def _adopted(places: Iterable[_Place]) -> Iterator[None]:
+    """Within the block, the locks of Python's in these places follow the schedule."""
+    replaced: list[tuple[_Place, Any, Any]] = []
+    for place in places:
+        lock = place.read()
+        if isinstance(lock, PYTHONS):
+            ours = around(lock)
+            place.write(ours)
+            replaced.append((place, lock, ours))
     try:
         yield
     finally:
-        for put_back in reversed(undo):
-            put_back()
+        for place, lock, ours in reversed(replaced):
+            if place.read() is ours:  # and the program has put nothing else there
+                place.write(lock)
+
+
+def schedule_existing_locks(*roots: Any) -> AbstractContextManager[None]:
+    """Within the block, the locks that these functions and objects name follow the schedule."""
+    seen: set[int] = set()
+    return _adopted(place for root in roots for place in _places_in(root, seen, _DEPTH))
 
 
 _looked_at: dict[str, ModuleType] = {}
-_of_modules: list[tuple[Any, str]] = []  # a module or class, and the name of its lock
+_of_modules: list[_Place] = []
 # No thread waits while it has one of these; and logging has locks of its handlers besides, which
 # are not found here and are taken before and after its own.
 _LEFT_OUT = ("threading", "simgpu", "logging")
 
 
-@contextmanager
-def adopted_in_modules() -> Iterator[None]:
+def adopted_in_modules() -> AbstractContextManager[None]:
     """Within the block, locks that modules and their classes have follow the schedule."""
     for name, module in list(sys.modules.items()):
         if _looked_at.get(name) is not module and name.partition(".")[0] not in _LEFT_OUT:
             if getattr(getattr(module, "__spec__", None), "_initializing", False):
                 continue
             _looked_at[name] = module
-            _of_modules.extend(_locks_of(name, module))
-    undo: list[tuple[Any, str, Any, Any]] = []
-    for owner, name in _of_modules:
-        lock = vars(owner).get(name)
-        if isinstance(lock, PYTHONS):
-            ours = around(lock)
-            setattr(owner, name, ours)
-            undo.append((owner, name, lock, ours))
-    try:
-        yield
-    finally:
-        for owner, name, lock, ours in undo:
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, lock)
+            _of_modules.extend(_attribute(*found) for found in _locks_of(name, module))
+    return _adopted(_of_modules)
 
 
 def _locks_of(name: str, module: Any) -> Iterator[tuple[Any, str]]:
@@ -80,35 +98,43 @@ def _locks_of(name: str, module: Any) -> Iterator[tuple[Any, str]]:
             yield from ((value, key) for key, lock in vars(value).items() if type(lock) in kinds)
 
 
-def _walk(thing: Any, undo: list[Callable[[], None]], seen: set[int], depth: int) -> None:
+def _places_in(thing: Any, seen: set[int], depth: int) -> Iterator[_Place]:
+    """All places that a function or object leads to, each with what is in it by now."""
     if depth == 0 or id(thing) in seen:
         return
     seen.add(id(thing))
+    parts: Iterable[Any] = ()
     if isinstance(thing, CellType):
-        _visit_cell(thing, undo, seen, depth)
+        variable = _Place(lambda: thing.cell_contents, partial(setattr, thing, "cell_contents"))
+        yield from _within(variable, seen, depth - 1)
     elif isinstance(thing, FunctionType):
-        for cell in thing.__closure__ or ():
-            _walk(cell, undo, seen, depth)
-        _visit(thing.__globals__, _names(thing.__code__), undo, seen, depth)
-        _walk(getattr(thing, "__wrapped__", None), undo, seen, depth)
+        for name in _names(thing.__code__):
+            yield from _within(_entry(thing.__globals__, name), seen, depth - 1)
+        parts = (*(thing.__closure__ or ()), getattr(thing, "__wrapped__", None))
     elif isinstance(thing, MethodType):
-        _walk(thing.__func__, undo, seen, depth)
-        _walk(thing.__self__, undo, seen, depth)
-    elif isinstance(thing, functools.partial):
-        for part in (thing.func, *thing.args, *thing.keywords.values()):
-            _walk(part, undo, seen, depth)
-    elif isinstance(thing, dict):
-        _visit(thing, list(thing), undo, seen, depth - 1)
-    elif isinstance(thing, list):
-        _visit(thing, range(len(thing)), undo, seen, depth - 1)
+        parts = thing.__func__, thing.__self__
+    elif isinstance(thing, partial):
+        parts = (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, (dict, list)):
+        for key in list(thing) if isinstance(thing, dict) else range(len(thing)):
+            yield from _within(_entry(thing, key), seen, depth - 2)
     elif isinstance(thing, tuple):
-        for part in thing:
-            _walk(part, undo, seen, depth - 1)
+        parts, depth = thing, depth - 1
     elif _is_of_the_program(thing):
-        _visit(vars(thing), list(vars(thing)), undo, seen, depth - 1)
-        methods = vars(type(thing)).values()
-        for method in methods:
-            _walk(method, undo, seen, depth - 1)
+        for name in list(vars(thing)):
+            yield from _within(_entry(vars(thing), name), seen, depth - 2)
+        parts, depth = vars(type(thing)).values(), depth - 1
+    for part in parts:
+        yield from _places_in(part, seen, depth)
+
+
+def _within(place: _Place, seen: set[int], depth: int) -> Iterator[_Place]:
+    """The place itself, where a lock is in it; else those that what is in it leads to."""
+    value = place.read()
+    if isinstance(value, PYTHONS):
+        yield place
+    else:
+        yield from _places_in(value, seen, depth)
 
 
 def _names(code: CodeType) -> list[str]:
@@ -124,37 +150,3 @@ def _is_of_the_program(thing: Any) -> bool:
     module = sys.modules.get(type(thing).__module__)
     file = getattr(module, "__file__", None)
     return file is not None and not any(folder in file for folder in _INSTALLED)
-
-
-def _visit_cell(cell: CellType, undo: list[Callable[[], None]], seen: set[int], depth: int) -> None:
-    try:
-        value = cell.cell_contents
-    except ValueError:  # not assigned yet
-        return
-    if isinstance(value, PYTHONS):
-        cell.cell_contents = around(value)
-        undo.append(lambda: setattr(cell, "cell_contents", value))
-    else:
-        _walk(value, undo, seen, depth - 1)
-
-
-def _visit(
-    holder: Any, keys: Any, undo: list[Callable[[], None]], seen: set[int], depth: int
-) -> None:
-    """The entries of a dictionary or list, by their keys."""
-    for key in keys:
-        if isinstance(holder, dict) and key not in holder:  # a name of another scope
-            continue
-        value = holder[key]
-        if isinstance(value, PYTHONS):
-            ours = holder[key] = around(value)
-            undo.append(functools.partial(_put_back, holder, key, value, ours))
-        else:
-            _walk(value, undo, seen, depth - 1)
-
-
-def _put_back(holder: Any, key: Any, value: Any, ours: Any) -> None:
-    """Unless the program has put something else there."""
-    if isinstance(holder, dict) and holder.get(key) is not ours:
-        return
-    holder[key] = value

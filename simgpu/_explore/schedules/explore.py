@@ -15,18 +15,16 @@ from simgpu._core.world import active_devices
 from simgpu._explore.schedules import primitives
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
 from simgpu._explore.schedules.primitives import ScheduleClock
-from simgpu._explore.schedules.scheduler import (
+from simgpu._explore.schedules.scheduler import MAX_STEPS, Scheduler, current
+from simgpu._explore.schedules.strategies import (
     DEFAULT_RULE,
-    MAX_STEPS,
     Choice,
     Deviations,
-    Scheduler,
     Strategy,
-    calling_task,
     check_seed,
-    current,
     seeded,
 )
+from simgpu._explore.schedules.tasks import calling_task
 from simgpu._explore.schedules.tokens import (
     MOST,
     Name,
@@ -138,10 +136,8 @@ def schedule(
 
 
 @contextmanager
-def controlled(
-    strategy: Strategy, max_steps: int = MAX_STEPS, *, launches: bool = True
-) -> Iterator[Schedule]:
-    """`schedule` with any strategy; without `launches`, these are no points."""
+def controlled(strategy: Strategy, max_steps: int = MAX_STEPS) -> Iterator[Schedule]:
+    """`schedule` with any strategy."""
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
         raise ValueError(f"max_steps={max_steps!r}: a number from 1 on is expected")
     if current() is not None:
@@ -151,9 +147,8 @@ def controlled(
     with ExitStack() as stack:
         stack.enter_context(no_garbage_collection())
         stack.enter_context(clock.use(ScheduleClock()))
-        if launches:
-            hooks.add(controls)
-            stack.callback(hooks.remove, controls)
+        hooks.add(controls)
+        stack.callback(hooks.remove, controls)
         patches = Patches()
         stack.callback(patches.undo)
         patches.apply(primitives.PATCHES)

@@ -16,22 +16,27 @@ from types import GenericAlias
 from typing import Any
 
 from simgpu._core.clock import Clock
-from simgpu._explore.schedules.scheduler import (
-    TICK,
-    Scheduler,
-    Task,
-    calling_task,
-    current,
-    outside,
-)
+from simgpu._explore.schedules.scheduler import TICK, Scheduler, current
+from simgpu._explore.schedules.tasks import Task, calling_task, outside
 from simgpu._util.frames import calling_module, is_own
-from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu._util.patching import Patches, Table
 
 # `threading.Lock` and `RLock` of a schedule: waiting for one is the schedule's decision.
 #
 # Each holds a lock of Python and is one to threads of no schedule, so it may outlive its schedule,
 # and threads from elsewhere may share it. simgpu's own files get Python's locks: nothing in them is
 # a matter of scheduling.
+
+_LOCKS = "waiting for a lock is the schedule's decision"
+_WAITS = "waiting is the schedule's decision; what is built on these follows"
+_THREADS = "threads that a thread of the schedule starts belong to it"
+_NAMES = "the names of threads must not depend on how many there were before"
+_TIME = "time goes by where the schedule says so"
+_ADDRESSES = "the order in which a set is gone through must not depend on addresses"
+
+# What a thread waits for. Ranks without a schedule have these only, and wait in real time.
+WAITS = Table()
+_REST = Table()
 
 PYTHONS = (_thread.LockType, _thread.RLock)
 
@@ -66,6 +71,7 @@ def take(
     return True
 
 
+@WAITS.replace("threading.Lock", "threading._allocate_lock", "_thread.allocate_lock", why=_LOCKS)
 class Lock:
     """`threading.Lock`; `held_by` is the task that took it, if it was one."""
 
@@ -117,6 +123,7 @@ class Lock:
         return f"<scheduled {self._lock!r}>"
 
 
+@WAITS.wrap("concurrent.futures.thread._global_shutdown_lock", why=_LOCKS)
 def around(lock: Any) -> Any:
     """A lock of Python's that is older than the schedule, with the schedule's rules; still one."""
     kind: Any = Lock if isinstance(lock, _thread.LockType) else RLock
@@ -125,9 +132,8 @@ def around(lock: Any) -> Any:
     return outer
 
 
+@WAITS.replace("threading.RLock", why=_LOCKS)
 class RLock(Lock):
-    """`threading.RLock`."""
-
     __slots__ = ()
     _stock: Callable[[], Any] = _thread.RLock
 
@@ -178,6 +184,7 @@ PROCESSES = "multiprocessing."
 _REAL_TIME = (PROCESSES, "asyncio.", "subprocess", "selectors", "socket")
 
 
+@_REST.replace("threading.Thread.start", why=_THREADS)
 def start(self: threading.Thread) -> None:
     """`Thread.start`: a thread that one of the schedule starts belongs to it."""
     me = calling_task()
@@ -190,6 +197,9 @@ def start(self: threading.Thread) -> None:
         me.scheduler.start(self, _stock_start)
 
 
+@_REST.wrap(
+    "threading._counter", "concurrent.futures.thread.ThreadPoolExecutor._counter", why=_NAMES
+)
 def new_counter(stock: Callable[[], int]) -> Callable[[], int]:
     """What numbers the names of threads, from the beginning, for those of the schedule."""
     numbers = itertools.count(1)
@@ -201,11 +211,11 @@ def new_counter(stock: Callable[[], int]) -> Callable[[], int]:
 
 
 def _task_of(thread: threading.Thread, scheduler: Scheduler) -> Task | None:
-    return next((task for task in scheduler.tasks if task.thread is thread), None)
+    return next((task for task in scheduler.tasks if task.find_thread() is thread), None)
 
 
+@WAITS.replace("threading.Thread.join", why=_THREADS)
 def join(self: threading.Thread, timeout: float | None = None) -> None:
-    """`Thread.join`."""
     me = calling_task()
     task = None if me is None else _task_of(self, me.scheduler)
     if me is not None and me.scheduler.real_time and self.is_alive() and task is not me:
@@ -223,6 +233,7 @@ def join(self: threading.Thread, timeout: float | None = None) -> None:
         _stock_join(self)
 
 
+@WAITS.replace("time.sleep", why=_TIME)
 def sleep(seconds: float) -> None:
     """`time.sleep`: others go on meanwhile. It takes no time but in a scheduler of real time."""
     me = calling_task()
@@ -234,6 +245,7 @@ def sleep(seconds: float) -> None:
         me.scheduler.block(lambda: False, seconds, "sleep", others=lambda: False)
 
 
+@_REST.replace("_thread.interrupt_main", why=_THREADS)
 def interrupt_main(*args: Any) -> None:
     """`_thread.interrupt_main`: KeyboardInterrupt in the thread that entered the schedule."""
     me = calling_task()
@@ -257,6 +269,17 @@ def clock_of_schedule(stock: Callable[[], Any], epoch: float = 0.0) -> Callable[
 
     now.__name__ = stock.__name__
     return now
+
+
+for _paths, _clock, _epoch in (
+    (("time.monotonic", "threading._time", "queue.time"), time.monotonic, 0.0),
+    (("time.monotonic_ns",), time.monotonic_ns, 0.0),
+    (("time.perf_counter",), time.perf_counter, 0.0),
+    (("time.perf_counter_ns",), time.perf_counter_ns, 0.0),
+    (("time.time",), time.time, EPOCH),
+    (("time.time_ns",), time.time_ns, EPOCH),
+):
+    _REST.add(*_paths, value=clock_of_schedule(_clock, _epoch), why=_TIME)
 
 
 class ScheduleClock(Clock):
@@ -284,6 +307,7 @@ class _InOrder(dict[Any, None]):
         self[item] = None
 
 
+@_REST.replace("concurrent.futures.thread.ThreadPoolExecutor.__init__", why=_ADDRESSES)
 def new_pool(self: Any, *args: Any, **kwargs: Any) -> None:
     """`ThreadPoolExecutor.__init__`: its threads are joined in the order of their start."""
     _stock_pool(self, *args, **kwargs)
@@ -291,6 +315,7 @@ def new_pool(self: Any, *args: Any, **kwargs: Any) -> None:
         self._threads = _InOrder(self._threads)
 
 
+@_REST.replace("concurrent.futures.Future.__hash__", why=_ADDRESSES)
 def hash_of_future(self: Future[Any]) -> int:
     """`Future.__hash__`: by number and not by address, so that sets of them keep their order."""
     me = calling_task()
@@ -301,6 +326,7 @@ def hash_of_future(self: Future[Any]) -> int:
     return int(self._simgpu_number)  # type: ignore[attr-defined]
 
 
+@_REST.replace("concurrent.futures._base._AcquireFutures.__init__", why=_ADDRESSES)
 def acquire_futures(self: Any, futures: Iterable[Future[Any]]) -> None:
     """`_AcquireFutures.__init__`: their locks are taken in the order of their numbers."""
     self.futures = sorted(futures, key=hash)
@@ -316,6 +342,7 @@ _stock_is_set = threading.Event.is_set
 _RealQueue = queue.SimpleQueue
 
 
+@WAITS.replace("threading.Condition.__enter__", why=_WAITS)
 def enter(self: Any) -> Any:
     """`with condition:`, whose lock may be older than the schedule."""
     me = calling_task()
@@ -324,6 +351,7 @@ def enter(self: Any) -> Any:
     return take(me, self._lock)
 
 
+@WAITS.replace("threading.Condition.wait", why=_WAITS)
 def wait(self: Any, timeout: float | None = None) -> bool:
     """`Condition.wait`, also of conditions that are older than the schedule."""
     me = calling_task()
@@ -352,6 +380,7 @@ def wait(self: Any, timeout: float | None = None) -> bool:
             self._waiters.remove(waiter)
 
 
+@WAITS.replace("threading.Event.is_set", why=_WAITS)
 def is_set(self: threading.Event) -> bool:
     """`Event.is_set`: a point, or who asks again and again would keep all others from going on."""
     me = calling_task()
@@ -362,6 +391,7 @@ def is_set(self: threading.Event) -> bool:
     return _stock_is_set(self)
 
 
+@WAITS.replace("queue.SimpleQueue", why=_WAITS)
 class SimpleQueue:
     """`queue.SimpleQueue`, around one of Python's."""
 
@@ -407,20 +437,14 @@ class SimpleQueue:
         return int(self._queue.qsize())
 
 
-_LOCKS = "waiting for a lock is the schedule's decision"
-_WAITS = "waiting is the schedule's decision; what is built on these follows"
-_THREADS = "threads that a thread of the schedule starts belong to it"
-_NAMES = "the names of threads must not depend on how many there were before"
-_TIME = "time goes by where the schedule says so"
-_ADDRESSES = "the order in which a set is gone through must not depend on addresses"
-
-
+@WAITS.action("`sleep` in modules that have imported it from `time`", why=_TIME)
 def _replace_copies_of_sleep(patches: Patches) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("sleep") is _sleep:
             patches.set(module, "sleep", sleep)
 
 
+@WAITS.action("the idle threads of dataparallel", why=_THREADS)
 def _use_other_threads(patches: Patches) -> None:
     """Make `dataparallel`, where it is imported, keep other threads until the patches are undone.
 
@@ -434,42 +458,4 @@ def _use_other_threads(patches: Patches) -> None:
     patches.then(partial(exchange, exchange(None)))
 
 
-# What a thread waits for. Ranks without a schedule have these only, and wait in real time.
-WAITS: tuple[Row, ...] = (
-    Patch("threading", "Lock", Lock, why=_LOCKS),
-    Patch("threading", "_allocate_lock", Lock, why=_LOCKS),
-    Patch("_thread", "allocate_lock", Lock, why=_LOCKS),
-    Patch("threading", "RLock", RLock, why=_LOCKS),
-    Patch("concurrent.futures.thread", "_global_shutdown_lock", wrap=around, why=_LOCKS),
-    Patch("threading.Condition", "__enter__", enter, why=_WAITS),
-    Patch("threading.Condition", "wait", wait, why=_WAITS),
-    Patch("threading.Event", "is_set", is_set, why=_WAITS),
-    Patch("queue", "SimpleQueue", SimpleQueue, why=_WAITS),
-    Patch("threading.Thread", "join", join, why=_THREADS),
-    Patch("time", "sleep", sleep, why=_TIME),
-    Action(
-        "`sleep` in modules that have imported it from `time`",
-        run=_replace_copies_of_sleep,
-        why=_TIME,
-    ),
-    Action("the idle threads of dataparallel", run=_use_other_threads, why=_THREADS),
-)
-
-PATCHES: tuple[Row, ...] = (
-    *WAITS,
-    Patch("threading.Thread", "start", start, why=_THREADS),
-    Patch("threading", "_counter", wrap=new_counter, why=_NAMES),
-    Patch("concurrent.futures.thread.ThreadPoolExecutor", "_counter", wrap=new_counter, why=_NAMES),
-    Patch("_thread", "interrupt_main", interrupt_main, why=_THREADS),
-    *(
-        Patch("time", stock.__name__, clock_of_schedule(stock), why=_TIME)
-        for stock in (time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
-    ),
-    Patch("time", "time", clock_of_schedule(time.time, EPOCH), why=_TIME),
-    Patch("time", "time_ns", clock_of_schedule(time.time_ns, EPOCH), why=_TIME),
-    Patch("threading", "_time", clock_of_schedule(time.monotonic), why=_TIME),
-    Patch("queue", "time", clock_of_schedule(time.monotonic), why=_TIME),
-    Patch("concurrent.futures.thread.ThreadPoolExecutor", "__init__", new_pool, why=_ADDRESSES),
-    Patch("concurrent.futures.Future", "__hash__", hash_of_future, why=_ADDRESSES),
-    Patch("concurrent.futures._base._AcquireFutures", "__init__", acquire_futures, why=_ADDRESSES),
-)
+PATCHES = [*WAITS, *_REST]

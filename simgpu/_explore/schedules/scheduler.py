@@ -1,637 +1,39 @@
-"""The scheduler of threads: one task runs at a time, and a strategy chooses the next."""
+"""The scheduler of threads: one task runs at a time, and a strategy chooses the next.
+
+Each task waits for a lock of its own, and the one that runs releases the lock of the next. A task
+that comes to a point asks the strategy who goes on, resumes that task and waits to run again. A
+task that waits has a predicate, so no task is woken: it can be chosen when the predicate is true,
+or, if it waits with a time-out, at any moment, which then is the moment of the time-out.
+"""
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import itertools
-import linecache
-import logging
 import operator
 import os
-import queue
-import random
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import _base, thread
-from concurrent.futures._base import LOGGER
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
+from simgpu._explore.schedules import stalls
+from simgpu._explore.schedules.stalls import line_of, positions_outside, watched
+from simgpu._explore.schedules.strategies import Choice, Strategy
+from simgpu._explore.schedules.tasks import (
+    Task,
+    ThreadEnded,
+    calling_task,
+    ended_threads_unlogged,
+    forget_task,
+    outside,
+    register_task,
+    tasks_of_threads,
+)
 from simgpu._native.python_objects import raise_in_thread
-from simgpu._util.frames import current_frames, is_of_program, is_own, module_of
 from simgpu._util.interrupts import interrupts_wait
-from simgpu._util.naming import plural
-from simgpu.errors import DeadlockError, LivelockError, ScheduleError, UncontrolledWaitError
-
-# A thread of a schedule, and which thread of the process is which.
-
-_start_raw_thread, _new_lock = _thread.start_new_thread, _thread.allocate_lock
-# By the identifier of the thread; a thread that is not in here is no business of any schedule.
-_tasks: dict[int, Task] = {}
-
-
-class ThreadEnded(SystemExit):
-    """Ends a thread that its schedule is over for; Python ends threads by it in silence."""
-
-
-class Choice(NamedTuple):
-    """One moment in which several threads could go on."""
-
-    task: int  # which one ran
-    what: str  # its state
-    options: tuple[int, ...]  # who could go on, in the order of the strategy
-    rank: int  # which of these went on
-
-
-def _held_lock() -> _thread.LockType:
-    lock = _new_lock()
-    lock.acquire()
-    return lock
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Task:
-    """One thread of a schedule.
-
-    Attributes:
-        number: in the order in which they were started; 0 is the thread that entered the schedule.
-        until: what it waits for, or None if it can go on.
-        deadline: until when, in seconds of the schedule; None for ever.
-        waits_to_run: whether another task runs, and it waits for its lock.
-        interrupt: what is to be raised in it at its next point.
-        patient: whether its time-out comes only where no other thread can go on.
-        others: where it waits in real time, whether something other than a task may end its wait.
-        due: when its time-out comes in real time; 0 where that takes no time.
-        expired: whether the time-out came first.
-        what: its state, in a word; `on` is what it waits for, if there is an object.
-        priority, hasty_after: for the strategies.
-        thread: the object of Python; None once it has ended and the program keeps it no longer.
-        state: what its threads have of their own in the process, with `save` and `restore`; other
-            threads find theirs. None for those that share everything.
-    """
-
-    scheduler: Any
-    number: int
-    name: str
-    may_run: Any = field(default_factory=_held_lock)
-    ident: int = 0
-    _thread: threading.Thread | weakref.ref[threading.Thread] | None = None
-    daemon: bool = False
-    until: Callable[[], bool] | None = None
-    deadline: float | None = None
-    others: Callable[[], bool] | None = None
-    due: float = 0.0
-    expired: bool = False
-    done: bool = False
-    yielding: bool = False
-    waits_to_run: bool = False
-    patient: bool = False
-    interrupt: BaseException | None = None
-    what: str = "start"
-    on: Any = None
-    run_length: int = 0
-    expiries: int = 0
-    hasty_after: int = 0
-    ended_by: int = 0
-    priority: float = 0.0
-    state: Any = None
-
-    @property
-    def thread(self) -> threading.Thread | None:
-        return self._thread() if isinstance(self._thread, weakref.ref) else self._thread
-
-    @thread.setter
-    def thread(self, thread: threading.Thread) -> None:
-        self._thread = thread
-
-    def release(self) -> None:
-        """Keep neither the thread, which has ended, nor what it waited for."""
-        if isinstance(self._thread, threading.Thread):
-            self._thread = weakref.ref(self._thread)
-        self.on = None
-
-    def resume(self) -> None:
-        """Make it go on; nothing where it goes on already."""
-        with contextlib.suppress(RuntimeError):
-            self.may_run.release()
-
-    def __repr__(self) -> str:
-        return f"thread {self.number} ({self.name})"
-
-
-def calling_task() -> Task | None:
-    """The task of the calling thread; None if it belongs to no schedule."""
-    return _tasks.get(_thread.get_ident())
-
-
-def register_task(task: Task) -> None:
-    """The calling thread is this task from now on."""
-    task.ident = _thread.get_ident()
-    _tasks[task.ident] = task
-
-
-def forget_task(task: Task) -> None:
-    """The thread of this task is no business of the schedule any more."""
-    if _tasks.get(task.ident) is task:
-        del _tasks[task.ident]
-
-
-@contextmanager
-def outside(task: Task) -> Iterator[None]:
-    """Within the block the calling thread waits for real, as a thread outside the schedule."""
-    forget_task(task)
-    try:
-        yield
-    finally:
-        _tasks[task.ident] = task
-
-
-@contextmanager
-def standing_in(task: Task) -> Iterator[None]:
-    """Within the block the calling thread, outside of any schedule, waits for its task's turn."""
-    ident = _thread.get_ident()
-    _tasks[ident] = task
-    try:
-        yield
-    finally:
-        del _tasks[ident]
-
-
-@contextmanager
-def no_words_of_ended() -> Iterator[None]:
-    """Within the block, pools do not log that their threads have ended by Ended."""
-
-    def says_something(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], ThreadEnded))
-
-    LOGGER.addFilter(says_something)
-    try:
-        yield
-    finally:
-        LOGGER.removeFilter(says_something)
-
-
-# What every thread of a schedule waits for, and at which line: the text of a deadlock.
-
-_LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
-_HERE = str(Path(__file__).parents[2])
-_sleep_on_host, _host_time = time.sleep, time.monotonic
-_watchdogs: set[int] = set()  # the threads that look after schedules
-_CHECK_EVERY, _CHECKS, _LONGEST = 0.01, 3, 0.5  # seconds, times without a movement, seconds
-
-_WORDS = {
-    "thread": "waits for the end of a thread",
-    "process": "waits for a child process",
-    "socket": "waits for a socket or a pipe",
-    "lock": "waits for a lock",
-    "file": "waits for the lock of a file",
-    "queue.get": "waits for an item of a queue",
-    "condition": "waits on a condition (an event, barrier, semaphore, queue or future)",
-    "sleep": "sleeps",
-    "event": "asks whether an event is set",
-    "start": "can go on",
-    "end": "has left the block of the schedule",
-}
-
-
-def of_deadlock(tasks: Sequence[Task]) -> str:
-    """The text of the error when no thread can go on."""
-    head = "deadlock: no thread can go on"
-    others = _outsiders(tasks)
-    if others:
-        head += (
-            f" (of the process, {plural(len(others), 'thread')} from before the schedule or from "
-            "elsewhere: none moves, and what such a thread would do is not controlled)"
-        )
-    return "\n".join([head, *map(line_of, tasks)])
-
-
-def of_livelock(tasks: Sequence[Task], steps: int, idle: int) -> str:
-    """The text of the error when threads go on for ever."""
-    head = f"livelock: {steps} steps, the last {idle} of them without any device work"
-    return "\n".join([head, *map(line_of, tasks)])
-
-
-def of_uncontrolled_wait(tasks: Sequence[Task], stuck: Task) -> str:
-    """The text of the error when one waits for what the schedule does not know of."""
-    others = [task for task in tasks if task is not stuck]
-    head = (
-        f"{stuck!r} waits for something that the schedule does not know of, and keeps the others "
-        "from going on: a lock or a queue.SimpleQueue from before the schedule (make it within), "
-        "or another process (DataLoader: num_workers=0), which no schedule controls: a test of "
-        'such leaves them out by @pytest.mark.without("--schedules", reason=...). It waits at '
-        f"{place_of(stuck)}"
-    )
-    return "\n".join([head, *map(line_of, others)])
-
-
-def line_of(task: Task) -> str:
-    """One task: its number and name, what it waits for, and where."""
-    words = _WORDS.get(task.what)
-    if task.what.startswith("join "):
-        words = f"waits for the end of thread {task.what[5:]}"
-    if words is None:
-        words = f"waits in {task.what}" if task.until else f"is about to run {task.what}"
-    if task.until is None and task.what in ("lock", "queue.get"):
-        words = "can go on"
-    holder = getattr(task.on, "held_by", None)
-    if holder is not None and task.until is not None:
-        words += f" that {holder!r} holds"
-    if task.deadline is not None:
-        words += f", until {task.deadline:.6f} s"
-    return f"  {task!r} {words}, at {place_of(task)}"
-
-
-def place_of(task: Task) -> str:
-    """file:line and the text of the line of a task, in the program."""
-    place = current_frames().get(task.ident)
-    while place is not None and _is_library(place):
-        place = place.f_back
-    if place is None:
-        return "its beginning"
-    return _line_of_frame(place)
-
-
-def _is_library(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name in _LIBRARY or name.startswith(_HERE)
-
-
-def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
-    """The frames of threads that are not of the schedule."""
-    ours = {task.ident for task in tasks}
-    return {
-        ident: frame
-        for ident, frame in current_frames().items()
-        if ident not in ours and ident not in _watchdogs
-    }
-
-
-def _positions_outside() -> dict[int, tuple[tuple[CodeType, Any], ...]]:
-    """Where each thread outside the schedule is: the code of all its frames, and where in it.
-
-    One that waits again in the schedule comes through what replaces Python's locks, and is where it
-    was all the same: simgpu's frames are left out. Nor does the instruction count, but its source:
-    a loop is compiled with several instructions for one condition.
-    """
-    return {
-        ident: tuple(_steps_of(frame))
-        for ident, frame in current_frames().items()
-        if ident not in _tasks and ident not in _watchdogs
-    }
-
-
-def _steps_of(frame: FrameType | None) -> Iterator[tuple[CodeType, Any]]:
-    while frame is not None:
-        if not is_own(module_of(frame)):
-            columns = getattr(frame.f_code, "co_positions", None)  # since Python 3.11
-            at = columns and next(itertools.islice(columns(), frame.f_lasti // 2, None), None)
-            yield frame.f_code, at or frame.f_lineno
-        frame = frame.f_back
-
-
-def of_held_turn(tasks: Sequence[Task], running: Task, seconds: float, resting: bool) -> str:
-    """What the watchdog of ranks prints where the same one has had the turn for so long."""
-    others = [task for task in tasks if task.number and (resting or task is not running)]
-    if resting:
-        head = (
-            f"simgpu.ranks: no rank has gone on for {seconds:.0f} s. They sleep, or wait for each "
-            "other, or for what comes from outside, as from another process:"
-        )
-    else:
-        head = (
-            f"simgpu.ranks: {running.name} has had the turn for {seconds:.0f} s, at "
-            f"{_places_of(running)}. It computes, or waits in a way that simgpu does not know."
-        )
-        if others:
-            head += (
-                " The others go on where it waits for them, sleeps (in a loop: time.sleep(0)), or "
-                "waits for a lock, condition, queue, thread, child process or socket of Python:"
-            )
-    return "\n".join([head, *map(line_of, others)])
-
-
-def _places_of(task: Task) -> str:
-    """The line of the program where a task is, and the innermost one where that is another."""
-    innermost = frame = current_frames().get(task.ident)
-    while frame is not None and not is_of_program(frame.f_code.co_filename):
-        frame = frame.f_back
-    if innermost is None:
-        return "its beginning"
-    found = dict.fromkeys(map(_line_of_frame, filter(None, (frame, innermost))))
-    return " in ".join(found)
-
-
-def _line_of_frame(frame: FrameType) -> str:
-    name, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(name, line).strip()
-    return f"{name}:{line}: {text}" if text else f"{name}:{line}"
-
-
-def others_make_progress(tasks: Sequence[Task]) -> bool:
-    """Whether a thread from elsewhere moves, and so may yet enable one of ours.
-
-    True as well when one of ours can go on by now.
-    """
-    end = _host_time() + _LONGEST
-    before = _positions(tasks)
-    still = 0
-    while before and still < _CHECKS and _host_time() < end:
-        _sleep_on_host(_CHECK_EVERY)
-        if any(task.until is None or task.until() for task in tasks):
-            return True
-        now = _positions(tasks)
-        still = still + 1 if now == before else 0
-        before = now
-    return False
-
-
-def _positions(tasks: Sequence[Task]) -> dict[int, tuple[int, int]]:
-    return {ident: (id(f), f.f_lasti) for ident, f in _outsiders(tasks).items()}
-
-
-# Who goes on, where several threads can: the order by default, deviations from it, chance.
-#
-# A strategy puts those who can go on into an order, by one of five rules (`RULES`), and picks one
-# by its rank there. Rank 0 is what the rule itself would do, so the ranks that are not 0 are the
-# deviations from it, and these few numbers describe a schedule (`tokens`).
-
-# Of the task that runs, those that can go on, those that a time-out can come for, and the step.
-Order = Callable[[Task, list[Task], list[Task], int], list[Task]]
-
-
-def _by_deadline(tasks: list[Task]) -> list[Task]:
-    return sorted(tasks, key=lambda task: (task.deadline or 0.0, task.number))
-
-
-def _first(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-    """Who runs goes on until it waits; then the one that began first; a time-out comes last."""
-    if me in ready:
-        ready.remove(me)
-        ready.insert(len(ready) if me.yielding else 0, me)
-    return ready + _by_deadline(expiring) if expiring else ready
-
-
-def _last(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-    """Who began last goes on; a time-out comes last."""
-    if me.yielding and me in ready:
-        ready.remove(me)
-        ready.insert(0, me)
-    return ready[::-1] + _by_deadline(expiring)
-
-
-def _hasty(rule: Order) -> Order:
-    """As this rule, but a time-out comes as soon as it can."""
-
-    def order(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-        due = [task for task in _by_deadline(expiring) if task.hasty_after <= step]
-        rest = [task for task in expiring if task not in due]
-        return due + rule(me, ready, rest, step)
-
-    return order
-
-
-def _turns(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-    """All take turns at each point; a time-out is a turn too, and comes rarer each time."""
-    due = [task for task in expiring if task.hasty_after <= step]
-    rest = _by_deadline([task for task in expiring if task not in due])
-    able = sorted(ready + due, key=lambda task: task.number)
-    after = [task for task in able if task.number > me.number]
-    return after + [task for task in able if task.number <= me.number] + rest
-
-
-# By the letter that a token has for it; the first is the default.
-RULES: dict[str, Order] = {
-    "f": _first,
-    "h": _hasty(_first),
-    "t": _turns,
-    "l": _last,
-    "i": _hasty(_last),
-}
-DEFAULT_RULE = "f"
-SEEDS = 2**64  # so many there are, so that each has room in a token
-_DEEPEST = 100
-
-
-class Strategy:
-    """One rule, and at each choice the rank in its order that goes on: 0, unless overridden.
-
-    Attributes:
-        recipe: the letter of a strategy that chance decides, and the numbers that it is made of.
-    """
-
-    recipe: tuple[str, tuple[int, ...]] | None = None
-
-    def __init__(self, rule: str = DEFAULT_RULE) -> None:
-        self.rule = rule
-        self.order = RULES[rule]
-
-    def began(self, task: Task) -> None:
-        """A thread has been started."""
-
-    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        """Which of `options` goes on; `me` has run so far.
-
-        `number` is how many choices there were before.
-        """
-        return 0
-
-    def chose(self, trace: Sequence[Choice]) -> None:
-        """The last entry of `trace` was chosen. May raise, and then the schedule ends."""
-
-    def ended(self, trace: Sequence[Choice]) -> None:
-        """The block has ended without an error. May raise."""
-
-
-class Deviations(Strategy):
-    """The rule, but for some choices: by their number in the schedule, another rank than 0."""
-
-    def __init__(self, ranks: Mapping[int, int] | None = None, rule: str = DEFAULT_RULE) -> None:
-        super().__init__(rule)
-        self.ranks = dict(ranks or {})
-
-    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        return min(self.ranks.get(number, 0), len(options) - 1)
-
-
-class Nth(Strategy):
-    """The n-th deviation from the rule that there is along the way; 0 is none.
-
-    Attributes:
-        left: how many more there would have had to be; 0 once it has come to pass.
-    """
-
-    def __init__(self, n: int, rule: str = DEFAULT_RULE) -> None:
-        super().__init__(rule)
-        self.left = n
-
-    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        others = len(options) - 1
-        if not self.left:
-            return 0
-        if self.left > others:
-            self.left -= others
-            return 0
-        rank, self.left = self.left, 0
-        return rank
-
-
-class Digits(Strategy):
-    """The ranks are the digits of one number, the lowest first: of as many kinds as can go on."""
-
-    def __init__(self, number: int, rule: str = DEFAULT_RULE) -> None:
-        super().__init__(rule)
-        self._rest = number
-
-    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        self._rest, rank = divmod(self._rest, len(options))
-        return rank
-
-
-class Random(Strategy):
-    """Any of them, each as likely as the others."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.recipe = "r", (seed,)
-        self._random = random.Random(seed)
-
-    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        return self._random.randrange(len(options))
-
-
-class PCT(Strategy):
-    """Priorities by chance, and `depth - 1` moments at which the one that runs falls behind all.
-
-    As in Burckhardt et al., A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs
-    (2010); `length` is about how many choices a schedule of the program has.
-    """
-
-    def __init__(self, seed: int = 0, depth: int = 3, length: int = 200) -> None:
-        super().__init__()
-        if not 1 <= depth <= _DEEPEST:
-            raise ValueError(f"depth={depth}: from 1 to {_DEEPEST}")
-        self.recipe = "p", (seed, depth, length)
-        self._random = random.Random(seed)
-        moments = [self._random.randrange(max(length, 1)) for _ in range(depth - 1)]
-        self._falls = {moment: -1.0 - i for i, moment in enumerate(moments)}
-        self._behind = -float(depth)
-
-    def began(self, task: Task) -> None:
-        task.priority = self._random.random()
-
-    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        me.priority = self._falls.get(number, me.priority)
-        if me.yielding or me.run_length + 1 >= 500:  # or a loop that waits would never end
-            self._behind -= 1.0
-            me.priority = self._behind
-        best = max(options, key=lambda task: task.priority)
-        if best.until is not None and best.deadline is not None and not best.until():
-            self._behind -= 1.0  # a time-out that came: the next one is not to come at once
-            best.priority = self._behind
-        return options.index(best)
-
-
-def check_seed(seed: Any) -> None:
-    """ValueError for what is no seed of a schedule."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
-        raise ValueError(f"seed={seed!r}: a number from 0 to {SEEDS - 1} is expected")
-
-
-def seeded(name: str, seed: Any) -> Strategy:
-    """The strategy that `simgpu.schedule(seed=..., strategy=...)` names; ValueError if none."""
-    check_seed(seed)
-    kinds: dict[str, Callable[[int], Strategy]] = {"deviate": Nth, "random": Random, "pct": PCT}
-    if name not in kinds:
-        raise ValueError(f"strategy={name!r}: one of {', '.join(kinds)} is expected")
-    return kinds[name](seed)
-
-
-# The watchdog: detects that the running thread waits for something outside the schedule.
-#
-# Most likely that is a lock from before the schedule, held by a thread that waits for its turn:
-# both would wait for ever. The schedule ends with an error.
-#
-# A scheduler of real time has no such error, since what it does not know of may come to an end by
-# itself. There the watchdog prints which task has run for long, and at which line.
-
-EVERY = 0.25  # real seconds
-LOOKS = 4  # times in a row that nothing happens
-LONG = 20.0  # real seconds for which a task of real time may run without a word
-
-
-def _cpu_seconds(task: Task) -> float:
-    """What the thread of a task has computed so far; where that is not known, the time."""
-    clock_of = getattr(time, "pthread_getcpuclockid", None)
-    if clock_of is None:
-        return _host_time()
-    try:
-        return time.clock_gettime(clock_of(task.ident))
-    except OSError:  # it has ended
-        return _host_time()
-
-
-def _watch(look: Callable[[Any, Any], None], scheduler: Any, over: Any) -> None:
-    """The code of a watchdog's thread."""
-    try:
-        look(scheduler, over)
-    finally:
-        _watchdogs.discard(_thread.get_ident())
-
-
-def _look_after(scheduler: Any, over: Any) -> None:
-    last, still = None, 0
-    while not over.acquire(timeout=EVERY):
-        running = scheduler.running_task
-        now = (running, scheduler.steps, round(_cpu_seconds(running), 3))
-        still = still + 1 if now == last else 0
-        last = now
-        if still >= LOOKS and any(_could_go_on(task, running) for task in scheduler.alive()):
-            text = of_uncontrolled_wait(scheduler.alive(), running)
-            scheduler.give_up(running, UncontrolledWaitError(text))
-            return
-
-
-def _print_held_turns(scheduler: Any, over: Any) -> None:
-    steps, since, limit = -1, _host_time(), LONG
-    while not over.acquire(timeout=min(EVERY, LONG)):
-        moved = scheduler.steps != steps
-        if moved and not scheduler.resting:
-            steps, since, limit = scheduler.steps, _host_time(), LONG
-        elif moved:
-            steps = scheduler.steps
-        held = _host_time() - since
-        if held >= limit:
-            limit *= 2  # the next time after as long again
-            text = of_held_turn(scheduler.alive(), scheduler.running_task, held, scheduler.resting)
-            print(text, file=sys.stderr, flush=True)
-
-
-def _could_go_on(task: Task, running: Task) -> bool:
-    waits = task.until is not None and task.deadline is None and not task.until()
-    return task is not running and not waits
-
-
-@contextmanager
-def watched(scheduler: Any) -> Iterator[None]:
-    """Look after the schedule within the block."""
-    over = _new_lock()
-    over.acquire()
-    # None of the threads that Python lists: a program that counts them finds no more than before.
-    look = _print_held_turns if scheduler.real_time else _look_after
-    _watchdogs.add(_start_raw_thread(_watch, (look, scheduler, over)))
-    try:
-        yield
-    finally:
-        over.release()
-
+from simgpu.errors import DeadlockError, LivelockError, ScheduleError
 
 _current: Scheduler | None = None
 _start_thread = threading.Thread.start
@@ -641,8 +43,8 @@ def _forget_schedule() -> None:
     """In a forked child, which has one thread, and no schedule."""
     global _current
     _current = None
-    _watchdogs.clear()
-    _tasks.clear()
+    stalls.watchdogs.clear()
+    tasks_of_threads.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -653,13 +55,6 @@ def current() -> Scheduler | None:
     """The scheduler of the schedule that is in force, or None."""
     return _current
 
-
-# Which thread of a schedule runs: each waits for a lock of its own, and the one that runs releases
-# the lock of the next.
-#
-# A task that comes to a point asks the strategy who goes on, resumes that task and waits to run
-# again. A task that waits has a predicate, so no task is woken: it can be chosen when the predicate
-# is true, or, if it waits with a time-out, at any moment, which then is the moment of the time-out.
 
 TICK = 1e-6  # seconds that each step takes, so that loops which look at the clock come to an end
 QUANTUM = 1000  # steps after which others who can go on have their turn
@@ -673,6 +68,7 @@ _LOOK_EVERY = 0.2  # real seconds
 _REST = 0.002  # real seconds between looks at what may come from outside
 _LOOKS = 10  # times that nothing is there that may help: a thread that begins is not seen at once
 join_thread = threading.Thread.join
+_sleep_on_host, _host_time = time.sleep, time.monotonic
 _number_of, _new_tuple = operator.attrgetter("number"), tuple.__new__
 
 
@@ -699,7 +95,7 @@ class Scheduler:
         real_time: bool = False,
     ) -> None:
         self.real_time, self.resting = real_time, False
-        self._positions_before = _positions_outside() if real_time else {}
+        self._positions_before = positions_outside() if real_time else {}
         self.strategy, self.max_steps, self._is_traced = strategy, max_steps, traced
         self._order, self._rank = strategy.order, strategy.rank
         self._observes_choices = type(strategy).chose is not Strategy.chose
@@ -843,13 +239,13 @@ class Scheduler:
 
     def _able_by_now(self, me: Task) -> tuple[list[Task], list[Task]]:
         """The same where no thread can go on, unless another thread enables one; or deadlock."""
-        while others_make_progress(self._alive) or (
+        while stalls.others_make_progress(self._alive) or (
             self.when_stuck is not None and self.when_stuck()
         ):
             ready, expiring = self._able(me)
             if ready or expiring:
                 return ready, expiring
-        raise DeadlockError(of_deadlock(self._alive))
+        raise DeadlockError(stalls.of_deadlock(self._alive))
 
     def _able_in_time(self, me: Task, expiring: list[Task]) -> tuple[list[Task], list[Task]]:
         """The same where no thread can go on now: the first that can, once real time has passed."""
@@ -881,7 +277,7 @@ class Scheduler:
         server or of a progress bar, which may wait for ever.
         """
         return any(
-            self._positions_before.get(ident) != at for ident, at in _positions_outside().items()
+            self._positions_before.get(ident) != at for ident, at in positions_outside().items()
         )
 
     def others_may_help(self) -> bool:
@@ -919,7 +315,7 @@ class Scheduler:
             idle = self.steps - self.progress_at
             self.progress_at = self.steps
             self.max_steps = max(self.max_steps, self.steps + MAX_IDLE)
-            raise LivelockError(of_livelock(self._alive, self.steps, idle))
+            raise LivelockError(stalls.of_livelock(self._alive, self.steps, idle))
 
     def _hand_over(self, me: Task, chosen: Task) -> None:
         self.switches += 1
@@ -944,7 +340,7 @@ class Scheduler:
         if self._leaving is not None:
             # Whatever a thread does at its very end is done before another goes on.
             thread, self._leaving = self._leaving, None
-            if thread is not me.thread:
+            if thread is not me.find_thread():
                 with outside(me):
                     join_thread(thread, PATIENCE)
         if self._state_in_place is not me.state and not self.over:
@@ -1056,9 +452,12 @@ class Scheduler:
             self._end_here(me)
         if thread.ident is not None:  # the stock function has words for that
             stock_start(thread)
-        task = Task(self, len(self.tasks), thread.name)
-        task.thread, task.daemon = thread, thread.daemon
-        task.state = me.state if state is None else state
+        task = Task(
+            *(self, len(self.tasks), thread.name),
+            find_thread=lambda: thread,
+            daemon=thread.daemon,
+            state=me.state if state is None else state,
+        )
         run = vars(thread).get("run")
 
         def body() -> None:
@@ -1101,14 +500,14 @@ class Scheduler:
         except BaseException:
             thread._invoke_excepthook(thread)  # type: ignore[attr-defined]
         finally:
-            self._finish(task)
+            self._finish(task, thread)
 
-    def _finish(self, task: Task) -> None:
+    def _finish(self, task: Task, thread: threading.Thread) -> None:
         task.done = True
         task.what, task.until, task.deadline = "end", None, None
         self._alive.remove(task)
-        self._leaving = task.thread
-        task.release()
+        self._leaving = thread
+        task.find_thread, task.on = weakref.ref(thread), None  # both are over, and not kept
         self.progress_at = self.steps
         chosen = self.tasks[0] if self.over else self._next(task)
         if task.state is not chosen.state:
@@ -1128,8 +527,8 @@ class Scheduler:
                 if not self.tasks
                 else "a scheduler runs once: make another one"
             )
-        first = Task(self, 0, threading.current_thread().name)
-        first.thread = threading.current_thread()
+        entering = threading.current_thread()
+        first = Task(self, 0, entering.name, find_thread=lambda: entering)
         self.tasks.append(first)
         self._alive.append(first)
         self.running_task = first
@@ -1138,7 +537,10 @@ class Scheduler:
         _current = self
         try:
             try:
-                with interrupts_wait(lambda: first.waits_to_run, self.interrupt), watched(self):
+                with (
+                    interrupts_wait(lambda: first.waits_to_run, self.interrupt),
+                    watched(self),
+                ):
                     yield self
             except BaseException as error:
                 if self.failed is None or not isinstance(error, (ThreadEnded, Exception)):
@@ -1150,7 +552,7 @@ class Scheduler:
                 self.strategy.ended(self.trace)
         finally:
             try:
-                with no_words_of_ended():
+                with ended_threads_unlogged():
                     self._end_others(first)
             finally:
                 forget_task(first)
@@ -1177,7 +579,7 @@ class Scheduler:
         self.over = True
         for task in list(self._alive):
             if task is not first and not task.done:
-                thread = task.thread
+                thread = task.find_thread()
                 task.until = None
                 task.resume()
                 first.may_run.acquire(timeout=PATIENCE)

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
-from simgpu._explore.schedules.scheduler import (
+from simgpu._explore.schedules.strategies import (
     DEFAULT_RULE,
     PCT,
     RULES,
@@ -29,8 +29,8 @@ from simgpu._explore.schedules.scheduler import (
     Digits,
     Random,
     Strategy,
-    Task,
 )
+from simgpu._explore.schedules.tasks import Task
 from simgpu.errors import ScheduleDivergedError
 
 PREFIX = "S1"

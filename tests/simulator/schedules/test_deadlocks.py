@@ -203,7 +203,7 @@ def share_older():
 
 
 def test_lock_older_than_the_schedule_joins_or_is_reported(monkeypatch):
-    monkeypatch.setattr("simgpu._explore.schedules.scheduler.EVERY", 0.02)
+    monkeypatch.setattr("simgpu._explore.schedules.stalls.EVERY", 0.02)
     before = threading.active_count()
     with pytest.raises(
         UncontrolledWaitError, match=r"thread 2 .* before the schedule .*num_workers=0"

@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._explore.schedules.scheduler import PCT, RULES, Choice, Random, Strategy, Task
+from simgpu._explore.schedules.strategies import PCT, RULES, Choice, Random, Strategy
+from simgpu._explore.schedules.tasks import Task
 from simgpu._explore.schedules.tokens import MOST, Drawn, Replay, checksum, token_of
 from simgpu.errors import ScheduleDivergedError
 from tests.support.threads import in_threads
