@@ -14,7 +14,7 @@ from typing import Any
 from simgpu._cli.arguments import device_count, output_file
 from simgpu._cli.estimates import ClockUntilExit
 from simgpu._cli.run_script import Program, main_inside, make_devices, prepare, run_script
-from simgpu._config.options import ARGUMENTS
+from simgpu._config.options import ASYNCHRONOUS, OPTIONS
 from simgpu._util.naming import MAX_DEVICES, STRICT
 
 
@@ -65,8 +65,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         help=f"number of simulated devices, from 1 to {MAX_DEVICES} "
         "(default: SIMGPU_DEVICE_COUNT, or 1)",
     )
-    for name in ("memory", "model", "rng"):
-        run.add_argument(f"--{name}", **ARGUMENTS[name])
+    for name, option in OPTIONS.items():
+        run.add_argument(f"--{name}", **option.arguments)
     run.add_argument(
         "--as",
         dest="name",
@@ -105,8 +105,8 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
     }
     for name, text in flags.items():
         run.add_argument(name, action="store_true", help=text)
-    run.add_argument("--async", dest="lazy", **ARGUMENTS["async"])
-    run.add_argument("--async-seed", **ARGUMENTS["async-seed"])
+    run.add_argument("--async", dest="lazy", **ASYNCHRONOUS["async"])
+    run.add_argument("--async-seed", **ASYNCHRONOUS["async-seed"])
     run.add_argument(
         "--clock",
         metavar="NAME[,NAME...]",

@@ -149,7 +149,7 @@ def make_devices(options: argparse.Namespace) -> str | None:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     from simgpu._config import options as config_options
 
-    chosen = {"memory": options.memory, "model": options.model, "rng": options.rng}
+    chosen = {name: getattr(options, name) for name in config_options.OPTIONS}
     given = {name: value for name, value in chosen.items() if value is not None}
     texts = {**config_options.variables(), **given}
     count = options.devices or os.environ.get(config_options.COUNT) or 1

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from simgpu._config.gpus import Model, Names, models_of
 from simgpu._util.naming import (
@@ -68,25 +68,65 @@ def check_rng(rng: str) -> str:
     return rng
 
 
-# Options that `simgpu run` and pytest share, as `add_argument` and `addoption` take them.
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "memory": {
-        "metavar": "SIZE[,SIZE...]",
-        "help": "memory of each simulated device, such as 2GiB or 512MiB; a comma-separated list "
-        "has one size per device (default: SIMGPU_DEVICE_MEMORY, the memory of the model, or "
-        "16GiB)",
-    },
-    "model": {
-        "metavar": "NAME[,NAME...]",
-        "help": "GPU model that each simulated device reports, such as A100 or 'H100 SXM'; a "
-        "comma-separated list has one model per device; `simgpu info` prints the known models "
-        "(default: SIMGPU_MODEL, or none)",
-    },
-    "rng": {
-        "choices": RNGS,
-        "help": "random number generator of simulated devices: cuda gives the same numbers as a "
-        "GPU (default), host uses the CPU's generator",
-    },
+class Option(NamedTuple):
+    """One row of `OPTIONS`: how the devices are asked to be."""
+
+    variable: str
+    """Of the environment."""
+    check: Callable[[int, Any], Any]
+    """Checks the argument for so many devices; returns what `DeviceOptions` has of it."""
+    arguments: dict[str, Any]
+    """Of a command's option, as `add_argument` and `addoption` take them."""
+    page: str
+    """What docs/options.md says of the variable."""
+    has_list: bool = True
+    """Whether a text may have a value for each device, with commas."""
+    short: str = ""
+    """A value, where pytest has `--NAME` too in suites without such an option."""
+
+
+# By argument of `simgpu.devices`. `simgpu run` has `--NAME` for each, pytest `--device-NAME`.
+OPTIONS = {
+    "memory": Option(
+        "SIMGPU_DEVICE_MEMORY",
+        capacities,
+        {
+            "metavar": "SIZE[,SIZE...]",
+            "help": "memory of each simulated device, such as 2GiB or 512MiB; a comma-separated "
+            "list has one size per device (default: SIMGPU_DEVICE_MEMORY, the memory of the model, "
+            "or 16GiB)",
+        },
+        "memory of each device, such as `2GiB`; with commas one size per device",
+    ),
+    "model": Option(
+        "SIMGPU_MODEL",
+        models_of,
+        {
+            "metavar": "NAME[,NAME...]",
+            "help": "GPU model that each simulated device reports, such as A100 or 'H100 SXM'; a "
+            "comma-separated list has one model per device; `simgpu info` prints the known models "
+            "(default: SIMGPU_MODEL, or none)",
+        },
+        "[GPU model](models.md) that each device reports; with commas one per device",
+        short="A100",
+    ),
+    "rng": Option(
+        "SIMGPU_RNG",
+        lambda _, rng: check_rng(rng),
+        {
+            "choices": RNGS,
+            "help": "random number generator of simulated devices: cuda gives the same numbers as "
+            "a GPU (default), host uses the CPU's generator",
+        },
+        "`cuda` (default) or `host`: what draws [random numbers](fidelity.md#random-numbers)",
+        has_list=False,
+        short=RNGS[0],
+    ),
+}
+VARIABLES = {name: option.variable for name, option in OPTIONS.items()}
+
+# Options that `simgpu run` and pytest share besides.
+ASYNCHRONOUS: dict[str, dict[str, Any]] = {
     "async": {
         "action": "store_true",
         "help": "delay kernels and copies of simulated devices until something waits for them, as "
@@ -132,15 +172,16 @@ class DeviceOptions:
             raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
         if not 1 <= count <= MAX_DEVICES:
             raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
-        names = said_by or {}
-        with _errors_begin_with(names.get("model")):
-            models = models_of(count, model)
-        with _errors_begin_with(names.get("memory")):
-            sizes = None if memory is None else capacities(count, memory)
-        with _errors_begin_with(names.get("rng")):
-            check_rng(rng)
-        sizes = sizes or [each.total_memory for each in models]
-        return cls(count, tuple(sizes), tuple(models), rng)
+
+        def checked(name: str, value: Any) -> Any:
+            with _errors_begin_with((said_by or {}).get(name)):
+                return OPTIONS[name].check(count, value)
+
+        models = checked("model", model)
+        sizes = [each.total_memory for each in models]
+        if memory is not None:
+            sizes = checked("memory", memory)
+        return cls(count, tuple(sizes), tuple(models), checked("rng", rng))
 
     @classmethod
     def of_texts(
@@ -158,7 +199,7 @@ class DeviceOptions:
         texts = variables()
         options = cls.of_texts(count, texts, said_by)
         if not all(options.memory):
-            with _errors_begin_with(said_by.get("memory", MEMORY)):
+            with _errors_begin_with(said_by.get("memory", VARIABLES["memory"])):
                 raise ValueError(
                     f"memory={arguments(texts)['memory']!r} leaves the process devices without any "
                     "memory: pass the size that each has, such as '16GiB'; a block of "
@@ -170,7 +211,7 @@ class DeviceOptions:
 def arguments(texts: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `simgpu.devices` in texts: with commas, memory and model have a list."""
     return {
-        name: text.split(",") if "," in text and name != "rng" else text
+        name: text.split(",") if "," in text and OPTIONS[name].has_list else text
         for name, text in texts.items()
     }
 
@@ -184,13 +225,8 @@ def _errors_begin_with(name: str | None) -> Iterator[None]:
 
 
 COUNT = "SIMGPU_DEVICE_COUNT"
-MEMORY = "SIMGPU_DEVICE_MEMORY"
-MODEL = "SIMGPU_MODEL"
-RNG = "SIMGPU_RNG"
 AS_CUDA = "SIMGPU_AS_CUDA"
-
-NAMES = (COUNT, MEMORY, MODEL, RNG, AS_CUDA)
-VARIABLES = {"memory": MEMORY, "model": MODEL, "rng": RNG}  # by argument of `simgpu.devices`
+NAMES = (COUNT, *VARIABLES.values(), AS_CUDA)
 SETTINGS = (CPU_KERNELS, FULL_TRACE, STRICT)  # which give a process no devices
 
 

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -31,9 +30,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     options = options_in(early_config.known_args_namespace)
     if options.as_cuda:
         for short in SHORT:
-            if getattr(options, short.field) is None:
-                early: Any = {short.field: short.early(early_config, args)}
-                options = dataclasses.replace(options, **early)
+            if short.argument not in options.given:
+                value = short.early(early_config, args)
+                if value is not None:
+                    given = {**options.given, short.argument: value}
+                    options = dataclasses.replace(options, given=given)
         _start(early_config, options)
 
 

@@ -9,15 +9,14 @@ import argparse
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 
 from simgpu._config import options as config_options
-from simgpu._config.gpus import find
-from simgpu._config.options import ARGUMENTS, RNGS, DeviceOptions, check_rng
+from simgpu._config.options import ASYNCHRONOUS, OPTIONS, DeviceOptions
 from simgpu._util.naming import MAX_DEVICES
 
 
@@ -60,13 +59,8 @@ class SessionOptions:
     """Whether kernels and copies run when something waits for them, in the lazy order."""
     async_seed: int | None = None
     """The same, in the orders of this seed."""
-    memory: str | None = None
-    """What each simulated device has; with commas one size per device. None: what the variable
-    of the environment says, as for the next two."""
-    model: str | None = None
-    """Which GPU each simulated device says that it is; with commas one per device."""
-    rng: str | None = None
-    """What draws random numbers on simulated devices."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Of `OPTIONS`, as far as the command line has them."""
     process_count: int | None = None
     """SIMGPU_DEVICE_COUNT: simulated devices that the process has for as long as it lasts."""
 
@@ -79,14 +73,8 @@ class SessionOptions:
         return self.lazy or self.async_seed is not None
 
     @property
-    def given(self) -> dict[str, str]:
-        """Memory, model and rng of simulated devices, as far as an option has them."""
-        found = {"memory": self.memory, "model": self.model, "rng": self.rng}
-        return {name: text for name, text in found.items() if text is not None}
-
-    @property
     def texts(self) -> dict[str, str]:
-        """The same by an option, or else by a variable of the environment."""
+        """Of `OPTIONS`, what the command line has, or else a variable of the environment."""
         return {**config_options.variables(), **self.given}
 
 
@@ -110,10 +98,10 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="N",
         help=f"number of devices (default: {DEFAULT_COUNT}, or all real GPUs)",
     )
-    for name in config_options.VARIABLES:
-        arguments = ARGUMENTS[name]
-        short = "" if name == "memory" else f" (or --{name}, unless the suite has such an option)"
-        add(f"--device-{name}", name, **{**arguments, "help": arguments["help"] + short})
+    for name, option in OPTIONS.items():
+        also = f" (or --{name}, unless the suite has such an option)" if option.short else ""
+        arguments = {**option.arguments, "help": option.arguments["help"] + also}
+        add(f"--device-{name}", name, **arguments)
     add(
         "--oversubscribe",
         "oversubscribe",
@@ -189,8 +177,8 @@ def _add_exploring(add: Callable[..., None]) -> None:
         metavar="TOKEN",
         help="run the tests with one order of threads again; a failure prints its token",
     )
-    add("--async", "lazy", **ARGUMENTS["async"])
-    add("--async-seed", "async_seed", **ARGUMENTS["async-seed"])
+    add("--async", "lazy", **ASYNCHRONOUS["async"])
+    add("--async-seed", "async_seed", **ASYNCHRONOUS["async-seed"])
 
 
 def read_options(config: pytest.Config) -> SessionOptions:
@@ -206,9 +194,10 @@ def read_options(config: pytest.Config) -> SessionOptions:
 
 
 def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> SessionOptions:
-    names = {field.name for field in fields(SessionOptions)} - {"worker", "process_count"}
-    given = {name: getattr(namespace, f"simgpu_{name}") for name in names}
-    return SessionOptions(**given, worker=worker, process_count=process_count())
+    names = {each.name for each in fields(SessionOptions)} - {"given", "worker", "process_count"}
+    found = {name: getattr(namespace, f"simgpu_{name}") for name in (*names, *OPTIONS)}
+    given = {name: text for name in OPTIONS if (text := found.pop(name)) is not None}
+    return SessionOptions(**found, given=given, worker=worker, process_count=process_count())
 
 
 def process_count() -> int | None:
@@ -268,17 +257,13 @@ def check(options: SessionOptions) -> None:
 
 @dataclass(frozen=True)
 class ShortOption:
-    """One of them, and its long form, `--device-` and the field of `SessionOptions`."""
+    """One of them, by the argument of `simgpu.devices`."""
 
-    field: str
-    value: str
-    """One that it may have."""
-    check: Callable[[str], object]
-    """Raises ValueError for a value that cannot be ours."""
+    argument: str
 
     @property
     def name(self) -> str:
-        return f"--{self.field}"
+        return f"--{self.argument}"
 
     def early(self, config: pytest.Config, args: Sequence[str]) -> str | None:
         """Return the option's value on a command line, if it may be ours.
@@ -289,8 +274,10 @@ class ShortOption:
         reader.add_argument(self.name, dest="value")
         with contextlib.suppress(argparse.ArgumentError, ValueError):
             value: str | None = reader.parse_known_args(list(args))[0].value
-            if value is not None:
-                self.check(value)
+            if value is not None:  # ValueError for one that cannot be ours
+                values = config_options.arguments({self.argument: value})[self.argument]
+                count = len(values) if isinstance(values, list) else 1
+                OPTIONS[self.argument].check(count, values)
                 config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
             return value
         return None
@@ -299,7 +286,8 @@ class ShortOption:
         self, config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
     ) -> None:
         """Add the option, unless the suite has one of that name."""
-        tried = f"{self.name}={self.value}"
+        option, long = OPTIONS[self.argument], f"--device-{self.argument}"
+        tried = f"{self.name}={option.short}"
         try:  # with all arguments, for the suite may have options that must be
             _, unknown = parser.parse_known_and_unknown_args([tried, *args])
         except pytest.UsageError as error:
@@ -307,13 +295,12 @@ class ShortOption:
                 return  # of another option, which pytest is going to refuse in its own words
             unknown = []
         if tried in unknown:
-            named = {"dest": f"simgpu_{self.field}", "help": f"--device-{self.field}"}
-            parser.getgroup("simgpu").addoption(self.name, **{**ARGUMENTS[self.field], **named})
+            named = {"dest": f"simgpu_{self.argument}", "help": long}
+            parser.getgroup("simgpu").addoption(self.name, **{**option.arguments, **named})
             config.stash.setdefault(_ADDED, []).append((self, parser))
         elif self in config.stash.get(_TAKEN_EARLY, ()):
             raise pytest.UsageError(
-                f"{self.name} is an option of this suite: say --device-{self.field} for the "
-                "devices of --as-cuda"
+                f"{self.name} is an option of this suite: say {long} for the devices of --as-cuda"
             )
 
 
@@ -322,10 +309,7 @@ _TAKEN_EARLY = pytest.StashKey[set[ShortOption]]()
 # Those that are in a parser.
 _ADDED = pytest.StashKey[list[tuple[ShortOption, pytest.Parser]]]()
 
-SHORT = (
-    ShortOption("model", "A100", lambda names: [find(name) for name in names.split(",")]),
-    ShortOption("rng", RNGS[0], check_rng),
-)
+SHORT = [ShortOption(name) for name, option in OPTIONS.items() if option.short]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,7 @@ from unittest import mock
 
 from simgpu import pytest_plugin
 from simgpu.__main__ import parser
-from simgpu._config.options import AS_CUDA, COUNT, MEMORY, MODEL, NAMES, RNG, SETTINGS
+from simgpu._config.options import AS_CUDA, COUNT, NAMES, OPTIONS, SETTINGS
 from simgpu._pytest import options
 from simgpu._util.naming import CPU_KERNELS, FULL_TRACE, STRICT
 
@@ -26,9 +26,7 @@ FIXTURES = ("devices", "module_devices", "session_devices", "ranks")
 
 VARIABLES = {
     COUNT: "number of simulated devices of the process and of its child processes: 1 to 64",
-    MEMORY: "memory of each device, such as `2GiB`; with commas one size per device",
-    MODEL: "[GPU model](models.md) that each device reports; with commas one per device",
-    RNG: "`cuda` (default) or `host`: what draws [random numbers](fidelity.md#random-numbers)",
+    **{option.variable: option.page for option in OPTIONS.values()},
     AS_CUDA: "`1`: the devices answer to the name cuda; `force`: also where real GPUs are",
     CPU_KERNELS: "operators that may use their CPU kernel on a device, such as "
     '`"mine::op,other::*"` ([why](fidelity.md#known-differences-from-cuda))',

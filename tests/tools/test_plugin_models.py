@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from simgpu._config.options import OPTIONS
 from simgpu._pytest.options import SHORT, SessionOptions, pytest_sessionstart
 from simgpu._pytest.pools import simulated_pool
 
@@ -67,9 +68,9 @@ names = st.sampled_from([None, "A100", "T4", "H100 SXM"])
 @given(option=names, variable=names)
 def test_option_goes_before_its_variable(option, variable):
     with mock.patch.dict("os.environ", {"SIMGPU_MODEL": variable or ""}):
-        assert simulated_pool(SessionOptions(model=option)).arguments.get("model") == (
-            option or variable
-        )
+        given_ = {} if option is None else {"model": option}
+        pool = simulated_pool(SessionOptions(given=given_))
+        assert pool.arguments.get("model") == (option or variable)
 
 
 @pytest.mark.full
@@ -119,10 +120,11 @@ def test_options_of_a_suite_stay_its_own(theirs, late):
     config = SimpleNamespace(stash=pytest.Stash())
     for short in SHORT:
         short.add_where_free(config, parser, said)
-    ours = [f"{short.name}={short.value}" for short in SHORT if short.name not in theirs]
+    free = [short for short in SHORT if short.name not in theirs]
+    ours = [f"{short.name}={OPTIONS[short.argument].short}" for short in free]
     reported = vars(parser.parse([*said, *ours]))
     found = {name for name in reported if name.startswith("simgpu_")}
-    assert found == {f"simgpu_{short.field}" for short in SHORT if short.name not in theirs}
+    assert found == {f"simgpu_{short.argument}" for short in free}
     pytest_sessionstart(SimpleNamespace(config=config))
     for name in late.difference(theirs):
         parser.addoption(name, dest=f"late_{name[2:]}", default="theirs")

@@ -51,13 +51,12 @@ def test_wrong_variable_is_refused_in_one_line(python, name):
 
 
 @given(
-    name=st.sampled_from([config_options.MEMORY, config_options.MODEL]),
+    option=st.sampled_from(["memory", "model"]),
     text=st.text("abc019,\\ "),
     is_option=st.booleans(),
 )
-def test_error_of_a_wrong_device_sort_names_its_origin(name, text, is_option):
-    option = {config_options.MEMORY: "memory", config_options.MODEL: "model"}[name]
-    value = f"x{text}"
+def test_error_of_a_wrong_device_sort_names_its_origin(option, text, is_option):
+    name, value = config_options.VARIABLES[option], f"x{text}"
     given_ = {"memory": None, "model": None, "rng": None, **({option: value} if is_option else {})}
     options = argparse.Namespace(devices=2, name="simgpu", force=False, **given_)
     with mock.patch.dict(os.environ, {} if is_option else {name: value}):
