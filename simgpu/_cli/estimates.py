@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simgpu._profiling import timeline
 from simgpu._util.naming import plural
 
 _now = time.monotonic  # within a schedule it is another clock
@@ -75,12 +74,14 @@ class ClockUntilExit:
         if self._options.estimate_to is not None:
             self._options.estimate_to.write_text(json.dumps(own), encoding="utf-8")
         elif self._options.summary:
-            heading = timeline.heading(self._environment)
+            from simgpu._profiling.timeline import heading
+
+            of_rank = heading(self._environment)
             others = [n for n in COUNTS if n != count]
             seconds = (_now() - self._began) * len(others)
             again = AGAIN.format(", ".join(map(str, others)), max(seconds, 1))
-            more = (NOT_AGAIN if heading else again) if self._options.table else ""
-            sys.stderr.write(f"{heading}{summary}\n{more}")  # in one piece: other ranks write, too
+            more = (NOT_AGAIN if of_rank else again) if self._options.table else ""
+            sys.stderr.write(f"{of_rank}{summary}\n{more}")  # in one piece: other ranks write, too
             if more == again:
                 sys.stderr.flush()
                 sys.stderr.write(scaling_table(self._on_others(count, own)))

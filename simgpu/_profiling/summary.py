@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from simgpu._core import world
 from simgpu._core.hooks import Instrument, Launch, Record
-from simgpu._profiling.chrome_trace import index_of
+from simgpu._profiling.timeline import index_of
 from simgpu._util.naming import DEVICE_TYPE, format_bytes, plural
 from simgpu._util.patching import Patches
 

@@ -1,6 +1,6 @@
 """`simgpu.trace()`: a list with a `Record` of every kernel and every copy, in order.
 
-`simgpu._core.launch` makes the records. `simgpu run --trace FILE` is in `chrome_trace`.
+`simgpu._core.launch` makes the records. `simgpu run --trace FILE` is in `timeline`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import TextIO
 
 from simgpu._core import hooks, world
 from simgpu._profiling import timeline
-from simgpu._profiling.chrome_trace import Timeline
 from simgpu._profiling.summary import Inputs, Totals
 from simgpu._util.naming import DEVICE_TYPE, visible_text
 
@@ -28,7 +27,8 @@ class watch(contextlib.AbstractContextManager[None]):
     def __init__(self, path: str | None, table: TextIO | None) -> None:
         self._path, self._table = path and os.path.abspath(path), table
         self._environment = dict(os.environ)  # and not what a program puts there for its children
-        self._timeline, self._totals, self._inputs = Timeline(), Totals(), Inputs()
+        self._timeline = timeline.Timeline()
+        self._totals, self._inputs = Totals(), Inputs()
         self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> None:
