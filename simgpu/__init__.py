@@ -3,10 +3,11 @@
     with simgpu.devices(4) as devices:
         x = torch.randn(8, 2, device="simgpu:1")
 
-The folders, from the ground up; each imports only what is above it here:
+The folders, from the ground up. Each imports only what is above it here, and `_pytest` the public
+names of this file as well:
 
-    errors, comm    public: every error; the order in which simulated NCCL reductions add
     _util           names, tables of monkey patches, frames, interrupts; no torch
+    errors, comm    public: every error; the order in which simulated NCCL reductions add
     _config         options of devices, and the numbers of real GPUs; no torch
     _native         code that reads and writes memory by address: C++ objects, machine code
     _random         CUDA's random numbers: generator, threads, elements, distributions
@@ -23,13 +24,10 @@ The folders, from the ground up; each imports only what is above it here:
     _clock          simgpu.clock: estimated time
     _profiling      simgpu.trace(); simgpu run --trace and --summary
     _ranks          simgpu.ranks: worlds of torch.distributed in threads
-    _cli, __main__  the commands
-
-Beside it, for tests:
-
-    _strategies, strategies     inputs drawn by hypothesis
+    _strategies, strategies     for tests: inputs drawn by hypothesis
     _fuzz           simgpu fuzz and replay: look for examples that break a property
-    _pytest, pytest_plugin  the fixture `devices` and the options
+    _pytest, pytest_plugin      for tests: the fixture `devices` and the options
+    _cli, __main__  the commands
 
 Importing this package does not import torch; the first use of a public name does. It never
 imports dataparallel.

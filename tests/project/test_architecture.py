@@ -6,9 +6,11 @@ planted in what was read.
 """
 
 import functools
+import re
 
 import pytest
 
+import simgpu
 from tests.support import architecture
 
 ROOTS = ("simgpu", "dataparallel")
@@ -159,3 +161,21 @@ def test_rule_is_kept_and_complains_of_planted_files(rule, planted, complaint):
     assert COMPLAINTS(rule) == []
     complaints = rule(TREE | planted)
     assert any(complaint in text for text in complaints), complaints
+
+
+def listed_folders(doc):
+    """The names of the list in the docstring of simgpu, in its order."""
+    lines = re.findall(r"^ {4}([a-z_]\S*(?:, \S+)*)  ", doc, re.MULTILINE)
+    return [name for line in lines for name in line.split(", ")]
+
+
+def test_folders_are_listed_from_the_ground_up():
+    above, listed = set(), listed_folders(simgpu.__doc__)
+    rows = architecture.rows_of(TREE)
+    for name in listed:
+        above.add(name)
+        parts = [row for path, row in rows.items() if re.match(rf"simgpu/{name}(/|\.py$)", path)]
+        used = {used.split("/")[0] for row in parts for used in row.may_import}
+        assert used & {*listed} <= above, name
+    folders = {path.split("/")[1].removesuffix(".py") for path in rows if "simgpu/" in path}
+    assert folders == {*listed, "__init__"}
