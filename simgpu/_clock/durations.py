@@ -98,14 +98,9 @@ def _formula(kernel: torch._ops.OpOverload) -> Callable[..., int] | None:
     return flop_registry.get(packet if name is None else getattr(torch.ops.aten, name))
 
 
-@functools.cache
-def _is_convolution(kernel: torch._ops.OpOverload) -> bool:
-    return "conv" in kernel._schema.name
-
-
 def _takes_tf32(kernel: torch._ops.OpOverload) -> bool:
     """Whether PyTorch is set to compute float32 on the tensor cores, for this kind of kernel."""
-    if _is_convolution(kernel):
+    if "conv" in kernel._schema.name:
         return torch.backends.cudnn.allow_tf32
     return bool(torch._C._get_cublas_allow_tf32())
 

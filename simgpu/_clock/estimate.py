@@ -1,6 +1,7 @@
-"""`simgpu.clock`: a block in which time is that of real GPUs, by estimate, and what comes of it.
+"""`simgpu.clock`: estimate how long the block would take on real GPUs, and where its time goes.
 
-`Summary` has the busy, waiting and copying time of each device, and the critical path.
+`Summary` has the busy, waiting and copying time of each device, and the critical path: the chain
+of work that decides when the end comes.
 """
 
 from __future__ import annotations

@@ -259,10 +259,10 @@ class Machine(Instrument, Clock):
         if isinstance(source, int) and isinstance(target, int):
             occupied.append((target, streams.current_stream_id(target)))
         line, ready, on = self._queue(launch, occupied)
-        moved = _bytes_moved(launch, result)
-        begin = max(ready, self.timelines.links_free_from(route))
-        end = begin + route.seconds(moved) * slow_factor(index)
-        self.timelines.take_links(route, end)
+        # The result of item() is a number.
+        moved = nbytes(result if isinstance(result, torch.Tensor) else launch.args[0])
+        seconds = route.seconds(moved) * slow_factor(index)
+        begin, end = self.timelines.take_links(route, ready, seconds)
         way = visible_text(f"{_named(launch.source)} to {_named(launch.target)}")
         about = (launch.op, "copy", on, begin, end, line.time, moved, way, line)
         span = self._add(Span(*about), launch)
@@ -336,22 +336,13 @@ def _named(device: torch.device) -> str:
     return "host" if device.type == "cpu" else f"{DEVICE_TYPE}:{device.index}"
 
 
-def _bytes_moved(launch: Launch, result: Any) -> int:
-    if isinstance(result, torch.Tensor):
-        return nbytes(result)
-    return nbytes(launch.args[0])  # of item(), which returns a number
-
-
 def _is_staged(launch: Launch, result: Any) -> bool:
     """Whether the host's memory is pageable: CUDA copies it by way of a buffer, and waits for that.
 
     A tensor that `to("cpu", non_blocking=True)` makes is in pinned memory.
     """
-    arguments = launch.args
-    if launch.source.type == "cpu":
-        tensor = arguments[1] if launch.kernel.name == "copy_" else arguments[0]
-    elif launch.kernel.name == "copy_":
-        tensor = arguments[0]
-    else:
+    into = launch.kernel.name == "copy_"
+    if launch.source.type != "cpu" and not into:
         return False
+    tensor = launch.args[into and launch.source.type == "cpu"]
     return isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.is_pinned()

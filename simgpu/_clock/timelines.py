@@ -190,13 +190,11 @@ class Timelines(dict[Stream, list[Span]]):
         super().__init__()
         self._links: dict[tuple[int, int], float] = {}
 
-    def links_free_from(self, route: Route) -> float:
-        """When the last link on the way is free."""
-        return max((self._links.get(hop, 0.0) for hop in route.hops), default=0.0)
-
-    def take_links(self, route: Route, until: float) -> None:
-        """Make later copies over these links wait until then."""
-        self._links.update(dict.fromkeys(route.hops, until))
+    def take_links(self, route: Route, ready: float, seconds: float) -> tuple[float, float]:
+        """Copy over these links as soon as all are free: when that begins and ends."""
+        begin = max((ready, *(self._links.get(hop, 0.0) for hop in route.hops)))
+        self._links.update(dict.fromkeys(route.hops, begin + seconds))
+        return begin, begin + seconds
 
     def add(self, span: Span) -> None:
         """Append what the latest work of its streams is now."""

@@ -15,12 +15,11 @@ A device writes down what happened (`EventLog`); this follows it when it is aske
 
 from __future__ import annotations
 
-import copy
 import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 # What PyTorch's caching allocator counts: amounts of its pools, now, at most, come and gone.
 #
@@ -199,20 +198,20 @@ class CachingAllocator:
         self._used_count, self._used_bytes, self._requested_bytes = Amount(), Amount(), Amount()
         self._split_count, self._split_bytes = Amount(), Amount()
         self._segment_count, self._reserved_bytes = Amount(), Amount()
-        # By the names of torch.cuda.memory_stats. What is active is in use, or waits for other
-        # streams after it was freed: until something does, one object counts both.
+        # What is active is in use, or waits for other streams after it was freed.
+        self._active_count, self._active_bytes = Amount(), Amount()
+        # By the names of torch.cuda.memory_stats.
         self.amounts = {
             "allocation": self._used_count,
             "segment": self._segment_count,
-            "active": self._used_count,
+            "active": self._active_count,
             "inactive_split": self._split_count,
             "allocated_bytes": self._used_bytes,
             "reserved_bytes": self._reserved_bytes,
-            "active_bytes": self._used_bytes,
+            "active_bytes": self._active_bytes,
             "inactive_split_bytes": self._split_bytes,
             "requested_bytes": self._requested_bytes,
         }
-        self._has_waited = False
         # Of `memory_stats`, what was counted since the last reset.
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
         self.reserved = 0  # bytes of all segments
@@ -221,7 +220,8 @@ class CachingAllocator:
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream
         self._pieces: dict[int, Piece] = {}  # by token
         self._awaiting: list[Piece] = []
-        self._busy: Collection[int] = ()
+        # Streams whose blocks go on waiting at the next allocation, though they are freed.
+        self.busy: Collection[int] = ()
 
     @property
     def allocated(self) -> int:
@@ -238,7 +238,7 @@ class CachingAllocator:
         if not size:
             return True
         if self._awaiting:
-            self._free_awaited(self._busy)
+            self._free_awaited(self.busy)
         pool = self._pool(stream, size)
         free = pool.free
         place = bisect_left(free, (size,))
@@ -248,12 +248,12 @@ class CachingAllocator:
         self._cut(piece, size)
         piece.token, self._pieces[token] = token, piece
         piece.requested_before, piece.requested = piece.requested, requested_by(token)
-        number = pool.number
+        number, nbytes = pool.number, piece.size
         self._used_count.change(number, 1)
-        self._used_bytes.change(number, piece.size)
+        self._used_bytes.change(number, nbytes)
+        self._active_count.change(number, 1)
+        self._active_bytes.change(number, nbytes)
         self._requested_bytes.change(number, piece.requested)
-        if self._has_waited:
-            self._change_active(Amount.change, piece, 1)
         return True
 
     def _pool(self, stream: int, size: int) -> Pool:
@@ -323,10 +323,6 @@ class CachingAllocator:
         piece = self._pieces.pop(token, None)
         if piece is None:
             return
-        if piece.users and not self._has_waited:
-            self._has_waited = True
-            for name, used in (("active", self._used_count), ("active_bytes", self._used_bytes)):
-                self.amounts[name] = copy.deepcopy(used)
         pool = piece.segment.pool.number
         self._used_count.change(pool, -1)
         self._used_bytes.change(pool, -piece.size)
@@ -336,24 +332,16 @@ class CachingAllocator:
         else:
             self._make_free(piece)
 
-    def _change_active(self, change: Change, piece: Piece, sign: int) -> None:
-        pool = piece.segment.pool.number
-        change(self.amounts["active"], pool, sign)
-        change(self.amounts["active_bytes"], pool, sign * piece.size)
-
     def _make_free(self, piece: Piece) -> None:
-        if self._has_waited:
-            self._change_active(Amount.change, piece, -1)
-        self._requested_bytes.change(piece.segment.pool.number, -piece.requested)
+        pool = piece.segment.pool.number
+        self._active_count.change(pool, -1)
+        self._active_bytes.change(pool, -piece.size)
+        self._requested_bytes.change(pool, -piece.requested)
         self._join(piece, Amount.change)
-
-    def busy_at_next_allocation(self, streams: Collection[int]) -> None:
-        """Keep freed blocks that these streams use waiting, at the next allocation."""
-        self._busy = streams
 
     def _free_awaited(self, busy: Collection[int] = ()) -> None:
         """Free the blocks that other streams have used, but for those that are busy."""
-        awaiting, self._awaiting, self._busy = self._awaiting, [], ()
+        awaiting, self._awaiting, self.busy = self._awaiting, [], ()
         ready: list[Piece] = []
         for piece in awaiting:
             is_busy = any(user in busy for user in piece.users)
@@ -376,11 +364,11 @@ class CachingAllocator:
         if piece is None:
             return
         pool = piece.segment.pool.number
-        self._used_count.undo(pool, 1)
-        self._used_bytes.undo(pool, piece.size)
+        for count in (self._used_count, self._active_count):
+            count.undo(pool, 1)
+        for nbytes in (self._used_bytes, self._active_bytes):
+            nbytes.undo(pool, piece.size)
         self._requested_bytes.undo(pool, piece.requested)
-        if self._has_waited:
-            self._change_active(Amount.undo, piece, 1)
         piece.requested = piece.requested_before
         self._join(piece, lambda amount, pool, by: amount.undo(pool, -by))
 
@@ -419,12 +407,12 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Reset every peak to its current value."""
-        for amount in {*self.amounts.values()}:
+        for amount in self.amounts.values():
             amount.reset_peak()
 
     def reset_totals(self) -> None:
         """Reset the accumulated counts to zero."""
-        for amount in {*self.amounts.values()}:
+        for amount in self.amounts.values():
             amount.reset_totals()
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
 
@@ -453,18 +441,6 @@ def _join(piece: Piece, other: Piece) -> None:
 BEGUN = SMALL_SEGMENT + LARGE_SEGMENT
 
 
-class Ledger(Protocol):
-    """What a device knows of its memory."""
-
-    index: int
-    capacity: int
-    limit: int
-
-    def live(self) -> set[int]:
-        """The tokens of all allocations that live."""
-        ...
-
-
 class EventLog:
     """What was taken and given back on one device since its placement last followed it.
 
@@ -472,15 +448,14 @@ class EventLog:
     would: a token, and a stream. All else is a tuple: of a token, where it was given back; of a
     token and a stream that uses it; of None and the streams that are busy when bytes are taken
     next.
+
+    Args:
+        index, capacity: of the device; `limit` is what it may take, at first all of that.
+        live: returns the tokens of all allocations that live.
     """
 
-    __slots__ = (
-        *("_device", "_events", "_lock", "_placement", "_spoilt", "_underway"),
-        *("note", "note_taken"),
-    )
-
-    def __init__(self, device: Ledger) -> None:
-        self._device = device
+    def __init__(self, index: int, capacity: int, live: Callable[[], set[int]]) -> None:
+        self._index, self._capacity, self._live, self.limit = index, capacity, live, capacity
         self._events: deque[Any] = deque()
         self.note: Callable[[tuple[Any, ...]], None] = self._events.append
         self.note_taken: Callable[[tuple[int, int]], None] = self._events.extend
@@ -499,8 +474,7 @@ class EventLog:
         return self._placement.reserved
 
     def _empty(self) -> CachingAllocator:
-        device = self._device
-        return CachingAllocator(device.index, device.capacity < LARGE_SEGMENT)
+        return CachingAllocator(self._index, self._capacity < LARGE_SEGMENT)
 
     def placement(self) -> CachingAllocator:
         """The segments and blocks that CUDA's caching allocator would have by now."""
@@ -509,9 +483,8 @@ class EventLog:
 
     def place(self, token: int, stream: int) -> bool:
         """Whether there is room for `token`, which then has a block: nothing is to be noted."""
-        limit = self._device.limit
         found = self._follow_and(
-            lambda placement: placement.allocate(token, stream, limit), (token, stream)
+            lambda placement: placement.allocate(token, stream, self.limit), (token, stream)
         )
         return found is not False
 
@@ -544,7 +517,7 @@ class EventLog:
     def _follow(self) -> None:
         if self._spoilt:
             self._place_anew()
-        events, limit, placement = self._events, self._device.limit, self._placement
+        events, limit, placement = self._events, self.limit, self._placement
         while events:
             event = events.popleft()
             if not isinstance(event, tuple):
@@ -558,7 +531,7 @@ class EventLog:
             elif len(event) == 1:
                 placement.free(event[0])
             elif event[0] is None:
-                placement.busy_at_next_allocation(event[1])
+                placement.busy = event[1]
             else:
                 placement.use(*event)
 
@@ -566,7 +539,7 @@ class EventLog:
         """Place what lives, in some order."""
         self._events.clear()
         placement, known = self._empty(), self._placement
-        for token in self._device.live():
+        for token in self._live():
             piece = known.piece_of(token)
             stream = 0 if piece is None else piece.segment.pool.stream
             placement.allocate(token, stream, 1 << 62)

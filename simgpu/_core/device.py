@@ -10,6 +10,7 @@ import gc
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import compress, repeat
 from typing import TypeVar
 
@@ -105,28 +106,13 @@ def _of_generation(kind: type[T], generation: int) -> list[T]:
 _EVENTS_AT_ONCE = 2**17
 
 
-class FreeCallback:
-    """How memory dies that is allocated while a history is recorded, which records it."""
-
-    __slots__ = ("_function", "device")
-
-    def __init__(self, device: Device, function: Callable[[int], None]) -> None:
-        self.device = device
-        self._function = function
-
-    def __call__(self, token: int) -> None:
-        if self.device._give_back is self:
-            self._function(token)
-        self.device._count_later(token)
-
-
 class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
     __slots__ = (
         *("_count_later", "_enough_for", "_follow_at", "_give_back", "_note", "_note_taken"),
-        *("_number", "_pending_frees", "_place_of_stream", "_stream", "background_stream"),
-        *("busy_until", "capacity", "confirm", "freed", "freed_count", "generator", "index"),
+        *("_number", "_pending_frees", "_place_of_stream", "_recorder", "_stream", "busy_until"),
+        *("background_stream", "capacity", "confirm", "freed", "freed_count", "generator", "index"),
         *("is_tiny", "limit", "log", "model", "number", "out_of_memory_count", "peak"),
         *("resident_threads", "taken", "taken_count", "torch_device"),
     )
@@ -155,7 +141,7 @@ class Device:
         self.out_of_memory_count = 0
         self._number = 0  # of the last token by `_new_token`
         # What was taken and given back, in this order.
-        self.log = EventLog(self)
+        self.log = EventLog(index, capacity, self.live)
         self._note, self._note_taken = self.log.note, self.log.note_taken
         # While `taken` and `taken_count` are no more than these and one stream allocates, there is
         # room for sure, and the log is short (`_make_sure`).
@@ -166,6 +152,7 @@ class Device:
         self._pending_frees: deque[int] = deque()
         self._count_later = self._pending_frees.append
         self._give_back: Callable[[int], None] = self._count_later
+        self._recorder: Callable[[int], None] | None = None  # see `call_at_free`
         self.background_stream: torch.Stream | None = None
         # By number of a stream, the moment until which it sleeps (`sleeping.sleep`): work itself
         # is done as soon as it is asked for.
@@ -229,9 +216,6 @@ class Device:
         try:
             if not self._place(token, stream):
                 return None
-            if self.is_tiny and not self._fits(size):  # by now
-                self.log.take_back(token)
-                return None
             self.taken += size
             self.taken_count += 1
             self.peak = max(self.peak, self.taken - self.freed)
@@ -248,16 +232,21 @@ class Device:
         """Whether there is a block for `token` now, by the model of the allocator."""
         if requested_by(token) >= MOST:
             return False
-        if self.is_tiny and not self._fits(size_of(token)):
+        if not self._fits(token):
             self.placement().retry()
             return False
         busy = self._busy_streams()
         if busy:
             self._note((None, busy))
-        return self.log.place(token, stream)
+        if not self.log.place(token, stream):
+            return False
+        if not self._fits(token):  # by now
+            self.log.take_back(token)
+            return False
+        return True
 
-    def _fits(self, size: int) -> bool:
-        return self.taken - self.freed + size <= self.limit
+    def _fits(self, token: int) -> bool:
+        return not self.is_tiny or self.taken - self.freed + size_of(token) <= self.limit
 
     def _busy_streams(self) -> list[int]:
         """Numbers of the streams that sleep."""
@@ -270,10 +259,6 @@ class Device:
         """Make a stream sleep at least until a moment of the clock."""
         self.busy_until[stream] = max(moment, self.busy_until.get(stream, 0.0))
         self._enough_for = -1  # memory that it uses is not free yet, where an allocation asks
-
-    def note_use(self, token: int, stream: int) -> None:
-        """Note that a stream uses the memory of an allocation that was made on another one."""
-        self._note((token, stream))
 
     def _make_sure(self, stream: int) -> None:
         """Note until when a stream may allocate without asking the model.
@@ -316,12 +301,9 @@ class Device:
             self.collect_frees()
         stream = thread_rows.per_thread.row[self._place_of_stream]
         token = self._new_token(nbytes)
-        if self.taken + size > self._enough_for or stream != self._stream:
-            if not self._place(token, stream):
-                return None
-            if self.is_tiny and not self._fits(size):
-                self.log.take_back(token)
-                return None
+        may_lack_room = self.taken + size > self._enough_for or stream != self._stream
+        if may_lack_room and not self._place(token, stream):
+            return None
         self.taken += size
         return token
 
@@ -332,7 +314,10 @@ class Device:
         self.log.take_back(held)
 
     def _ask(self, nbytes: int, storage: torch.UntypedStorage | None) -> None:
-        """Ask the instruments, unless `hold` has done so for this very storage."""
+        """Call `before_allocate` of the instruments, which may raise.
+
+        Not again for a storage for whose bytes `hold` has called it (`out_of_memory.Charge`).
+        """
         if getattr(storage, "_simgpu_asked", None) is hooks.before_allocate:
             storage._simgpu_asked = None  # type: ignore[union-attr]
             return
@@ -341,8 +326,7 @@ class Device:
 
     def owns(self, allocation: Allocation) -> bool:
         """Whether an allocation is one of this device."""
-        func = allocation.func
-        return func == self._count_later or (isinstance(func, FreeCallback) and func.device is self)
+        return allocation.func in (self._count_later, self._record_free)
 
     def call_at_free(self, function: Callable[[int], None] | None) -> None:
         """Call `function(token)` where and when memory dies that is allocated from now on.
@@ -350,7 +334,18 @@ class Device:
         Only while a history is recorded: it is Python code that runs in the middle of anything.
         None ends it.
         """
-        self._give_back = self._count_later if function is None else FreeCallback(self, function)
+        self._recorder = function
+        if function is None:
+            self._give_back = self._count_later
+        else:
+            # A partial of a partial is one: the token is the last of its arguments.
+            self._give_back = partial(self._record_free, function)
+
+    def _record_free(self, recorder: Callable[[int], None], token: int) -> None:
+        """How memory dies that was allocated while `recorder` was in force."""
+        if recorder is self._recorder:
+            recorder(token)
+        self._count_later(token)
 
     def collect_frees(self) -> None:
         """Count what has died as given back."""
@@ -376,7 +371,7 @@ class Device:
     def live(self) -> set[int]:
         """The tokens of all allocations that live."""
         self.collect_frees()
-        return {each.args[0] for each in live_objects(Allocation) if self.owns(each)}
+        return {each.args[-1] for each in live_objects(Allocation) if self.owns(each)}
 
     @property
     def live_count(self) -> int:
@@ -392,5 +387,5 @@ class Device:
     def limit_to(self, nbytes: int) -> None:
         """Limit its segments to `nbytes`; those that it has remain."""
         self.placement()  # which follows what has happened so far, with the limit of that time
-        self.limit = nbytes
+        self.limit = self.log.limit = nbytes
         self._enough_for = -1

@@ -1,7 +1,8 @@
-"""What CUDA calls the kernels that refuse a dtype, where the CPU's have another name.
+"""Reword the errors of CPU kernels: CUDA's name of the kernel in place of the CPU's.
 
-A kernel names itself in its error: '"pow_cuda" not implemented for 'Bool''. Most names of the CPU's
-become CUDA's with "cpu" replaced; these do not.
+A kernel that refuses a dtype names itself: CUDA says '"pow_cuda" not implemented for 'Bool'', and
+the CPU '"pow"'. For most names it is enough to replace "cpu" by "cuda". The tables here have the
+others.
 
 Source: the calls of PyTorch's operator database with each dtype, by its own code for CUDA
 (tests/assurance/emulated_cuda).

@@ -13,7 +13,7 @@ from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import DeviceLostError
 
 
-class _LostDevices(Instrument):
+class LostDevices(Instrument):
     """Refuses all work of the devices that are lost; not installed while none is."""
 
     def __init__(self) -> None:
@@ -23,27 +23,48 @@ class _LostDevices(Instrument):
     def before_launch(self, launch: Launch) -> None:
         for device in (launch.source, launch.target):
             if device.type != "cpu":
-                self._check(device.index)
+                self.check(device.index)
 
     def before_allocate(self, device: torch.device, nbytes: int) -> None:
-        self._check(device.index)
+        self.check(device.index)
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         device = awaited if isinstance(awaited, torch.device) else awaited.device
         if device is not None:  # an event that was never recorded
-            self._check(device.index)
+            self.check(device.index)
 
     def devices_changed(self, devices: Sequence[torch.device]) -> None:
         if not devices:
             clear_lost()
 
-    def _check(self, index: int) -> None:
+    def mark(self, index: int, text: str) -> None:
+        """Lose device `index` for good: every later use of it raises an error of this text."""
+        if not self.reasons:
+            hooks.add(self)
+        self.reasons.setdefault(index, text)
+
+    def check(self, index: int) -> None:
+        """Raise DeviceLostError if device `index` is lost."""
         if index in self.reasons:
             self.reported.add(index)
             raise DeviceLostError(self.reasons[index])
 
+    def is_any(self, indices: Collection[int]) -> bool:
+        """Whether one of these devices is lost, reported or not."""
+        return bool(self.reasons) and not self.reasons.keys().isdisjoint(indices)
 
-_lost = _LostDevices()
+    def unreported(self) -> list[int]:
+        """The lost devices of which no error has been raised yet."""
+        return [index for index in self.reasons if index not in self.reported]
+
+    def unreported_errors(self) -> list[DeviceLostError]:
+        """An error for each of these; marks them as reported."""
+        found = self.unreported()
+        self.reported.update(found)
+        return [DeviceLostError(self.reasons[index]) for index in found]
+
+
+lost = LostDevices()
 
 
 def text_of_loss(reason: str) -> str:
@@ -54,40 +75,11 @@ def text_of_loss(reason: str) -> str:
     )
 
 
-def mark_lost(index: int, text: str) -> None:
-    """Lose device `index` for good: every later use of it raises an error of this text."""
-    if not _lost.reasons:
-        hooks.add(_lost)
-    _lost.reasons.setdefault(index, text)
-
-
-def check_not_lost(index: int) -> None:
-    """Raise DeviceLostError if device `index` is lost."""
-    _lost._check(index)
-
-
-def is_any_lost(indices: Collection[int]) -> bool:
-    """Whether one of these devices is lost, reported or not."""
-    return bool(_lost.reasons) and not _lost.reasons.keys().isdisjoint(indices)
-
-
-def unreported() -> list[int]:
-    """The devices that are lost without anybody knowing."""
-    return [index for index in _lost.reasons if index not in _lost.reported]
-
-
-def unreported_errors() -> list[DeviceLostError]:
-    """An error for each lost device that was not reported yet; marks them as reported."""
-    found = unreported()
-    _lost.reported.update(found)
-    return [DeviceLostError(_lost.reasons[index]) for index in found]
-
-
 def clear_lost() -> None:
     """No device is lost any more: there are others now, or someone wants to go on with these."""
-    _lost.reasons.clear()
-    _lost.reported.clear()
-    hooks.remove(_lost)
+    lost.reasons.clear()
+    lost.reported.clear()
+    hooks.remove(lost)
 
 
 # Errors of kernels, which surface later than they happen, as on CUDA.
@@ -113,6 +105,6 @@ def mark_lost_by_error(error: Exception, index: int, stream: int, name: str) -> 
     where = f"{name} on stream {stream} of {DEVICE_TYPE}:{index}"
     if found_no_room(error):
         text = f"{DEVICE_TYPE} out of memory. This machine, which simulates it, has no room for "
-        mark_lost(index, f"{text}{where}: {error}")
+        lost.mark(index, f"{text}{where}: {error}")
     else:
-        mark_lost(index, f"{_ASSERT}{where} raised {type(error).__name__}: {error}")
+        lost.mark(index, f"{_ASSERT}{where} raised {type(error).__name__}: {error}")

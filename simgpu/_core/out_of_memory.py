@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -38,38 +37,27 @@ def format_size(number: int) -> str:
     return f"{number / 2**30:.2f} GiB"
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The numbers of a text, in bytes."""
+def text(
+    name: str, device: int, *, asked: int, total: int, free: int, in_use: int, allocated: int,
+    unallocated: int, allowed: int | None,
+) -> str:  # fmt: skip
+    """The words of `torch.OutOfMemoryError`, from PyTorch 2.11 on, with numbers of bytes.
 
-    device: int
-    asked: int
-    total: int
-    free: int
-    in_use: int
-    """By this process, as the driver counts it."""
-    allocated: int
-    unallocated: int
-    """Reserved by PyTorch and in no tensor."""
-    allowed: int | None = None
-    """What `set_per_process_memory_fraction` allows."""
-
-
-def text(figures: Figures, name: str = DEVICE_TYPE) -> str:
-    """The words of `torch.OutOfMemoryError`, from PyTorch 2.11 on."""
-    if figures.asked >= MOST:
+    `in_use` is what the driver counts for this process, `unallocated` what PyTorch has reserved and
+    is in no tensor, `allowed` what `set_per_process_memory_fraction` allows.
+    """
+    if asked >= MOST:
         return f"{name} out of memory. Tried to allocate more than 1EB memory."
     words = (
-        f"{name} out of memory. Tried to allocate {format_size(figures.asked)}. GPU "
-        f"{figures.device} has a total capacity of {format_size(figures.total)} of which "
-        f"{format_size(figures.free)} is free. Including non-PyTorch memory, this process has "
-        f"{format_size(figures.in_use)} memory in use. "
+        f"{name} out of memory. Tried to allocate {format_size(asked)}. GPU {device} has a total "
+        f"capacity of {format_size(total)} of which {format_size(free)} is free. Including "
+        f"non-PyTorch memory, this process has {format_size(in_use)} memory in use. "
     )
-    if figures.allowed is not None:
-        words += f"{format_size(figures.allowed)} allowed; "
+    if allowed is not None:
+        words += f"{format_size(allowed)} allowed; "
     return (
-        f"{words}Of the allocated memory {format_size(figures.allocated)} is allocated by PyTorch, "
-        f"and {format_size(figures.unallocated)} is reserved by PyTorch but unallocated. If "
+        f"{words}Of the allocated memory {format_size(allocated)} is allocated by PyTorch, "
+        f"and {format_size(unallocated)} is reserved by PyTorch but unallocated. If "
         "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF="
         "expandable_segments:True to avoid fragmentation.  See documentation for Memory Management "
         f" ({_ADVICE})"
@@ -78,22 +66,18 @@ def text(figures: Figures, name: str = DEVICE_TYPE) -> str:
 
 def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     """Raise what CUDA raises where `device` has found no room for `nbytes` more."""
-    figures = _figures(device, nbytes)
+    # What the allocator says after it has given back its cache, and tried once more.
+    placement = device.placement()
+    allocated, reserved = placement.allocated, placement.reserved
     if nbytes < MOST:  # a mistake is not counted
         device.out_of_memory_count += 1
         there = world.current_world()
         for observe in () if there is None else there.full:
             observe(device, nbytes)
     # Not chained to an earlier error of the host's allocator.
-    raise OutOfMemoryError(text(figures)) from None
-
-
-def _figures(device: Device, nbytes: int) -> Figures:
-    """What the allocator says after it has given back its cache, and tried once more."""
-    placement = device.placement()
-    allocated, reserved = placement.allocated, placement.reserved
-    return Figures(
-        device=device.index,
+    words = text(
+        DEVICE_TYPE,
+        device.index,
         asked=segment_size(rounded(nbytes)),
         total=device.capacity,
         free=max(0, device.capacity - reserved),
@@ -102,6 +86,7 @@ def _figures(device: Device, nbytes: int) -> Figures:
         unallocated=reserved - allocated,
         allowed=None if device.limit == device.capacity else device.limit,
     )
+    raise OutOfMemoryError(words) from None
 
 
 # Take the memory of a kernel's results before it runs, where running it changes more than these.

@@ -429,10 +429,6 @@ def _is_over(event: Event) -> bool:
 _ROOM = 4096  # entries between two kernels
 
 
-class EngineEvent(Event):
-    """An event that autograd's engine recorded: it is passed as a program's would be."""
-
-
 class _Log:
     """The log of one backward pass: how many entries, room for how many, and the entries."""
 
@@ -440,7 +436,7 @@ class _Log:
         self.entries = array("q", bytes(8 * (2 + 4 * _ROOM)))
         self.entries[1] = _ROOM
         self.address = self.entries.buffer_info()[0]
-        self.events: dict[int, EngineEvent] = {}
+        self.events: dict[int, Event] = {}
 
     def report(self) -> None:
         """Report all entries to the instruments, oldest first."""
@@ -464,7 +460,7 @@ class _Log:
             return
         event = self.events.get(handle)
         if event is None:
-            event = self.events[handle] = EngineEvent()
+            event = self.events[handle] = Event()
         if kind == RECORDED:
             event.record(stream)
         else:

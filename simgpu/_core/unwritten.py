@@ -1,9 +1,9 @@
-"""What memory of a device holds that no kernel has written yet: all bits one, nearly everywhere.
+"""Fill memory that no kernel has written yet with NaN or -1, so that a read too early is seen.
 
-On a GPU such memory holds whatever it held before. Here a program that reads it too early should
-not compute a number by chance: NaN goes through all that follows, and no index is -1. Used for
-results of queued work before it runs, for outputs of collectives before `wait()`, for results of a
-graph before its first replay, and for memory that was given back.
+On a GPU such memory holds whatever it held before, and a program may compute a right number from it
+by chance. NaN goes through all that follows, and -1 is no index. Filled are results of queued work
+before it runs, outputs of collectives before `wait()`, results of a graph before its first replay,
+and memory that was given back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BYTE = 255
 
 @functools.cache
 def unwritten_value(dtype: torch.dtype) -> float | bool:
-    """What an element of this dtype is: NaN, true, -1, or the largest number without a sign."""
+    """The filler of a dtype: NaN, true, -1, or the largest of unsigned numbers."""
     if dtype is torch.bool:
         return True
     if dtype.is_floating_point or dtype.is_complex:

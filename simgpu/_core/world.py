@@ -135,18 +135,14 @@ def leave(world: World) -> None:
 def limited_to(count: int) -> Iterator[None]:
     """Limit the block to the first `count` devices."""
     assert _world is not None, "the block is within the life of some devices"
-    everything, more = _world.devices, _world.more
-    _narrow(everything[:count], "")
+    here, everything, more = _world, _world.devices, _world.more
+    here.devices, here.more = everything[:count], ""
+    _set_active(here.devices)
     try:
         yield
     finally:
-        _narrow(everything, more)
-
-
-def _narrow(devices: list[Device], more: str) -> None:
-    assert _world is not None, "the block is within the life of some devices"
-    _world.devices, _world.more = devices, more
-    _set_active(devices)
+        here.devices, here.more = everything, more
+        _set_active(everything)
 
 
 def disable_after_fork() -> None:
@@ -176,7 +172,7 @@ def show_only(visible: Callable[[int], Sequence[int]] | None) -> None:
     assert _world is not None, "there are devices"
     _world.visible = visible
     for each in _world.devices:
-        each.confirm = None if visible is None else _confirm
+        each.confirm = None if visible is None else device
     _look(_world)
 
 
@@ -188,13 +184,8 @@ def _look(world: World) -> None:
         world.visible = None
     elif world.put_in_order(world.visible(world.machine_count)):
         for each in world.devices:
-            each.confirm = _confirm
+            each.confirm = device
         _set_active(world.devices)
-
-
-def _confirm(index: int) -> Device:
-    """The device that has an index, where one is used for the first time."""
-    return device(index)
 
 
 def initialize() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from simgpu._backend import namespace
-from simgpu._backend.namespace import memory_history, tensor_types
+from simgpu._backend.namespace import snapshots, tensor_types
 from simgpu._backend.namespace.unsupported import REFUSED, refusal
 from simgpu._core import streams, world
 from simgpu._util.naming import DEVICE_TYPE, PRIVATE_USE_1
@@ -173,12 +173,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_emptyCache": namespace.empty_cache,
     "_cuda_getAllocatorBackend": namespace.get_allocator_backend,
     "_cuda_ipc_collect": namespace.ipc_collect,
-    "_cuda_record_memory_history": memory_history.record_history,
-    "_cuda_record_memory_history_legacy": memory_history.record_history_legacy,
-    "_cuda_isHistoryEnabled": memory_history.is_recording,
-    "_cuda_memorySnapshot": memory_history.snapshot,
-    "_cuda_allocationTraceback": memory_history.allocation_traceback,
-    "_cuda_attach_out_of_memory_observer": memory_history.observe_out_of_memory,
+    "_cuda_record_memory_history": snapshots.record_history,
+    "_cuda_record_memory_history_legacy": snapshots.record_history_legacy,
+    "_cuda_isHistoryEnabled": snapshots.is_recording,
+    "_cuda_memorySnapshot": snapshots.snapshot,
+    "_cuda_allocationTraceback": snapshots.allocation_traceback,
+    "_cuda_attach_out_of_memory_observer": snapshots.observe_out_of_memory,
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
     "_cuda_cudaCachingAllocator_raw_alloc": _raw_alloc,
     "_cuda_cudaCachingAllocator_raw_delete": _raw_delete,

@@ -192,11 +192,11 @@ class Call:
         return f"{self.shown} at {self.place}"
 
     def named_in(self, group: str) -> str:
-        """That, as a call of its group."""
+        """The call and its line for a text, with its number in the group of this name."""
         return f"{self.line} (call {self.number} of group {group!r})"
 
     def add(self, says: str, shown: str = "") -> None:
-        """Say that, too; errors show it as `shown`, if that is more."""
+        """Append to what all ranks compare; and to what errors show, there as `shown` if given."""
         self.says += says
         self.shown += shown or says
 

@@ -1,6 +1,7 @@
-"""The state of a training step, saved and put back; blocks without garbage collection.
+"""Run a training step again from the same state: find it, save it, put it back, compare it.
 
-`find_state` finds the objects that a function works on, `State` puts them back to what they were.
+`find_state` finds the models, optimizers and tensors that a function works on. `State` saves them
+with all generators of random numbers, and puts them back. `same` and `difference` compare.
 """
 
 from __future__ import annotations

@@ -45,10 +45,6 @@ def check_not_wanted(pin_memory: bool | None) -> None:
 registered: dict[int, int] = {}
 
 
-def _is_registered(address: int) -> bool:
-    return any(begin <= address < begin + nbytes for begin, nbytes in registered.items())
-
-
 def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
     """`Tensor.is_pinned` of a CPU tensor."""
     if world.device_count():
@@ -56,7 +52,8 @@ def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
         state = known_state(storage)
         if (state is not None and state.pinned) or allocator.made(storage):
             return True
-        if registered and _is_registered(self.data_ptr()):
+        at = self.data_ptr() if registered else 0
+        if any(begin <= at < begin + nbytes for begin, nbytes in registered.items()):
             return True
         if not world.gpus_have_tensors():
             return False

@@ -20,20 +20,24 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from simgpu import errors
 from simgpu._core import hooks, world
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import copy_, set_storage
 from simgpu._memory.ownership import bytes_of, host_empty, with_bits
-from simgpu._memory.storages import Memory, SharedMemory, StorageState, known_state, state_of
+from simgpu._memory.storages import (
+    Memory,
+    SharedMemory,
+    StorageState,
+    known_state,
+    new_storage,
+    state_of,
+)
 from simgpu._native.layouts import swap_memory
 from simgpu._native.relabel import LABELS, relabel
 from simgpu.errors import UnsupportedError
 
 # What a process calls to have a tensor that another process sent: the names in what is pickled.
-#
-# A call of these may be the first thing that a new process does, and importing torch may then make
-# its devices, which imports most of this package. So torch comes before any other file of it, and
-# both are imported within the functions.
 
 
 def rebuild_tensor(
@@ -44,35 +48,30 @@ def rebuild_tensor(
     place: tuple[int, Sequence[int], Sequence[int]],
     bits: tuple[bool, bool],
 ) -> torch.Tensor:
-    """A tensor over a storage that was received."""
-    import torch
+    """A tensor over a storage that was received: `place` is its storage offset, sizes and strides.
 
-    tensor = tensor_over(storage, dtype, place, bits)
+    `bits` say whether it is conjugated and negated lazily.
+    """
+    tensor: Any = relabel(host_empty(0, dtype), LABELS[storage.device.index])
+    set_storage(HOST_KEYS, tensor, storage, *place)
+    tensor = with_bits(tensor, *bits)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_(requires_grad)
+    return tensor.requires_grad_(requires_grad)  # type: ignore[no-any-return]
 
 
 def rebuild_storage(
     host: torch.UntypedStorage | None, index: int, strategy: str
 ) -> torch.UntypedStorage:
     """A storage of device `index` over shared memory; an empty one where there is none."""
-    import torch  # noqa: F401  # first of all
-
-    from simgpu._memory.storages import new_storage
-
     return new_storage(0, index) if host is None else on_shared_memory(host, index, strategy)
 
 
 def raise_error(name: str, text: str) -> NoReturn:
     """Raise what kept the other process from sending: an error of `simgpu.errors`, or else torch's.
 
-    Errors are sent by name, for the reason above.
+    Errors are sent by name: the first thing that a new process does may be to receive one.
     """
-    import torch  # noqa: F401  # first of all
-
-    from simgpu import errors
-
     kind: type[Exception] = getattr(errors, name, RuntimeError)
     raise kind(text)
 
@@ -148,18 +147,3 @@ def _over(host: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
     tensor = host_empty(0)
     set_storage(HOST_KEYS, tensor, host, 0, (host.nbytes(),), (1,))
     return relabel(tensor, LABELS[index]).untyped_storage()
-
-
-def tensor_over(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    place: tuple[int, Sequence[int], Sequence[int]],
-    bits: tuple[bool, bool],
-) -> torch.Tensor:
-    """A tensor over a device's storage: `place` is its storage offset, sizes and strides.
-
-    `bits` say whether it is conjugated and negated lazily.
-    """
-    tensor: Any = relabel(host_empty(0, dtype), LABELS[storage.device.index])
-    set_storage(HOST_KEYS, tensor, storage, *place)
-    return with_bits(tensor, *bits)

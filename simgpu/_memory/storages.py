@@ -194,15 +194,6 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     swap_memory(storage, fresh, state, memory)
 
 
-def copy_on_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage of the same device with the same bytes."""
-    nbytes, index = storage.nbytes(), storage.device.index
-    copy = new_storage(nbytes, index)
-    if nbytes:
-        launch(_COPY, index, (bytes_of(copy, nbytes, index), bytes_of(storage, nbytes, index)), {})
-    return copy
-
-
 def copy_to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """The bytes of `storage`, in host memory."""
     nbytes, index = storage.nbytes(), storage.device.index
@@ -265,12 +256,13 @@ class _Uses(Instrument):
         allocation = None if owned is None else owned.allocation()
         if allocation is None:
             return
-        (token,) = allocation.args
+        token = allocation.args[-1]
         for device in world.active_devices:
             if device.owns(allocation):
                 index, number = streams.key_of(stream)
                 own = index == device.index  # among its own, numbers do; handles are larger
-                device.note_use(token, number if own else streams.handle_of(index, number))
+                user = number if own else streams.handle_of(index, number)
+                device.log.note((token, user))
 
     def devices_changed(self, devices: Sequence[torch.device]) -> None:
         global _uses
@@ -371,8 +363,13 @@ def lazy_clone(self: torch.Tensor) -> torch.Tensor:
 
     PyTorch copies when one of the two is written to, which needs memory that C++ has allocated.
     """
-    clone = relabel(host_empty(0, self.dtype), LABELS[self.get_device()])
-    storage = copy_on_device(self.untyped_storage())
+    index, source = self.get_device(), self.untyped_storage()
+    nbytes = source.nbytes()
+    storage = new_storage(nbytes, index)
+    if nbytes:
+        hosts = (bytes_of(storage, nbytes, index), bytes_of(source, nbytes, index))
+        launch(_COPY, index, hosts, {})
+    clone = relabel(host_empty(0, self.dtype), LABELS[index])
     return set_to_storage(clone, storage, int(self.storage_offset()), self.shape, self.stride())
 
 

@@ -26,7 +26,6 @@ from simgpu._util.thread_rows import CUDA
 _aten = torch.ops.aten
 _COPY = Kernel(_aten.copy_.default)
 _TO_COPY = Kernel(_aten._to_copy.default)
-_CLONE = Kernel(_aten.clone.default)
 _ITEM = Kernel(_aten._local_scalar_dense.default)
 _CPU = torch.device("cpu")
 _CUDA_BUILD: bool = torch._C._has_cuda

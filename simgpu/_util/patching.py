@@ -111,27 +111,21 @@ class Table(list[Row]):
 
     def replace(self, *paths: str, **fields: Any) -> Callable[[_Ours], _Ours]:
         """Replace the attributes by the decorated function or class."""
-
-        def decorate(ours: _Ours) -> _Ours:
-            self.add(*paths, value=ours, **fields)
-            return ours
-
-        return decorate
+        return self._decorator(paths, fields, lambda ours: {"value": ours})
 
     def wrap(self, *paths: str, **fields: Any) -> Callable[[_Ours], _Ours]:
         """Replace the attributes by what the decorated function makes of the stock ones."""
-
-        def decorate(ours: _Ours) -> _Ours:
-            self.add(*paths, wrap=ours, **fields)
-            return ours
-
-        return decorate
+        return self._decorator(paths, fields, lambda ours: {"wrap": ours})
 
     def around(self, *paths: str, **fields: Any) -> Callable[[_Ours], _Ours]:
         """Call the decorated function instead, with the stock one before its other arguments."""
+        return self._decorator(paths, fields, lambda ours: {"wrap": partial(_calling, ours)})
 
+    def _decorator(
+        self, paths: tuple[str, ...], fields: dict[str, Any], more: Callable[[Any], dict[str, Any]]
+    ) -> Callable[[_Ours], _Ours]:
         def decorate(ours: _Ours) -> _Ours:
-            self.add(*paths, wrap=partial(_calling, ours), **fields)
+            self.add(*paths, **fields, **more(ours))
             return ours
 
         return decorate

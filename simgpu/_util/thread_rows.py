@@ -36,11 +36,7 @@ _rows: list[Row[int]] = []  # of all threads, and never freed: C++ may hold the 
 _unused: list[Row[int]] = []  # of threads that are gone
 
 
-def _no_announcement(address: int) -> None:
-    """Receives the address of a thread's row until `announce_to` sets another function."""
-
-
-_announce: Callable[[int], None] = _no_announcement
+_announce: Callable[[int], None] | None = None
 
 
 class _PerThread(threading.local):
@@ -56,7 +52,8 @@ class _PerThread(threading.local):
         row[STREAMS:ACCELERATOR] = _ZEROS
         self.row = row
         self._give_back = CallAtEnd(_unused.append, row)
-        _announce(row.buffer_info()[0])
+        if _announce is not None:
+            _announce(row.buffer_info()[0])
 
 
 per_thread = _PerThread()

@@ -1,6 +1,6 @@
 """The words of out-of-memory errors of any release of PyTorch, from amounts as they are printed."""
 
-from simgpu._core.out_of_memory import Figures, format_size, text
+from simgpu._core.out_of_memory import format_size, text
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _VARIABLES = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
@@ -22,7 +22,7 @@ def oom_text(release, *, device=0, name="CUDA", processes=(), reserved=None, **p
     if reserved is not None:  # older releases print it in the place of what is unallocated
         amounts["unallocated"] = _bytes(reserved) - amounts["allocated"]
     if release >= (2, 11):
-        return text(Figures(device=device, **amounts), name)
+        return text(name, device, **{"allowed": None, **amounts})
     shown = {what: format_size(amount) for what, amount in amounts.items() if amount is not None}
     if release < (2, 1):
         return _text_of_1(release, device, name, shown, reserved)

@@ -1,7 +1,8 @@
 """`torch.simgpu`, the module that PyTorch looks up for the device type; as `torch.cuda`.
 
-Here are devices and streams; `memory` has the amounts, `memory_history` the allocator's segments,
-`random` the generators, `tensor_types` the legacy types, `unsupported` what raises.
+Here are devices and streams; `memory` has the amounts, `snapshots` the allocator's segments and a
+history of allocations, `random` the generators, `tensor_types` the legacy types, `unsupported` what
+raises.
 
 May import: `_backend`, `_core`, `_config`, `errors`, `_util`, `torch`.
 """
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from simgpu._backend import generators
-from simgpu._backend.namespace import memory, memory_history, random, tensor_types, unsupported
+from simgpu._backend.namespace import memory, random, snapshots, tensor_types, unsupported
 from simgpu._backend.namespace.memory import *  # noqa: F403
 from simgpu._backend.namespace.memory import is_initialized as is_initialized
 from simgpu._backend.namespace.random import *  # noqa: F403
@@ -328,9 +329,7 @@ _initialized = _Initialized()  # torch.utils.checkpoint asks before it keeps sta
 _lazy_init = init  # C++ calls it once; PyTorch 2.11 would look for it every time
 _is_in_bad_fork = world.is_in_bad_fork
 
-export_public_names(
-    globals(), *(file.__name__ for file in (memory, memory_history, random, streams))
-)
+export_public_names(globals(), *(file.__name__ for file in (memory, snapshots, random, streams)))
 
 
 def __getattr__(name: str) -> Any:

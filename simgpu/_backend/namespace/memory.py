@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simgpu._backend.namespace import memory_history
-from simgpu._backend.namespace.memory_history import memory_snapshot as memory_snapshot
+from simgpu._backend.namespace import snapshots
+from simgpu._backend.namespace.snapshots import memory_snapshot as memory_snapshot
 from simgpu._core import world
 from simgpu._core.allocator_model import KINDS, POOLS, CachingAllocator
 from simgpu._core.device import Device
@@ -166,4 +166,4 @@ def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
     return state.limit / state.capacity
 
 
-export_public_names(globals(), memory_history.__name__)
+export_public_names(globals(), snapshots.__name__)

@@ -110,10 +110,6 @@ class _Threading:
         return getattr(threading, name)
 
 
-def _prefers_simulated() -> bool:
-    return world.may_be_cuda() and world.is_simulated()
-
-
 PATCHES.add(
     "torch.nn.parallel.parallel_apply.threading",
     value=_Threading(),
@@ -126,7 +122,7 @@ for _name, _ours in (
 ):
     PATCHES.add(
         f"torch.nn.parallel.data_parallel.{_name}",
-        wrap=routed(_ours, _prefers_simulated),
+        wrap=routed(_ours, lambda: world.may_be_cuda() and world.is_simulated()),
         kept=_ALONE,
         why="DataParallel looks for CUDA first",
     )

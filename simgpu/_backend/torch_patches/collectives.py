@@ -200,8 +200,6 @@ def scatter_out(
 
 def gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
     """The tensors concatenated along `dim` on the destination, -1 being the CPU."""
-    if not tensors:
-        raise RuntimeError("Expected at least one tensor to gather from")
     shape = _gathered_shape(tensors, dim)
     formats = {_memory_format(tensor) for tensor in tensors}
     result = torch.empty(
@@ -215,8 +213,6 @@ def gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tens
 
 def gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
     """Write the tensors one after the other along `dim` into `out`."""
-    if not tensors:
-        raise RuntimeError("Expected at least one tensor to gather from")
     shape = _gathered_shape(tensors, dim)
     if list(out.shape) != shape:
         raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out.shape)}")
@@ -227,6 +223,8 @@ def gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
 
 
 def _gathered_shape(tensors: Sequence[Tensor], dim: int) -> list[int]:
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
     first = tensors[0]
     for index, tensor in enumerate(tensors):
         _check_on_device(tensor, index, "input tensor")

@@ -1,4 +1,7 @@
-"""Decorators for replacements: for which tensors they are called, and as what they see these."""
+"""Make replacements of torch's functions: ours for simulated tensors, the stock one for others.
+
+`routed` chooses between the two; `as_in_cpp` shows tensors of subclasses to ours as C++ sees them.
+"""
 
 from __future__ import annotations
 

@@ -21,17 +21,11 @@ import torch
 from torch import distributed
 from torch.nn.modules import module as nn_module
 
+from simgpu import errors
 from simgpu._core.hooks import Instrument, add, remove
 from simgpu._util.frames import calling_line, is_of_library, is_of_program, module_of
 from simgpu._util.naming import STRICT, variable_is_set
 from simgpu._util.patching import Patches, Table
-from simgpu.errors import (
-    ParameterOrderWarning,
-    ReplicaStateWarning,
-    SamplerEpochWarning,
-    SharedFileWarning,
-    SilentBugWarning,
-)
 
 PATCHES = Table()
 
@@ -39,7 +33,7 @@ PATCHES = Table()
 _shown: dict[Any, Any] = {}
 
 
-def _warn(text: str, category: type[SilentBugWarning], line: str = "") -> None:
+def _warn(text: str, category: type[errors.SilentBugWarning], line: str = "") -> None:
     """Warn at a line of the program, by default the one that has called torch."""
     file, _, number = (line or calling_line()).rpartition(":")
     warnings.warn_explicit(text, category, file, int(number), registry=_shown)
@@ -95,7 +89,7 @@ def _compare_names(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: A
                 f"{distributed.get_rank()} and {theirs[at]!r} on rank {rank}. "
                 "DistributedDataParallel matches them by position: each takes the values and "
                 "gradients of the other. Register modules in one order on all ranks",
-                ParameterOrderWarning,
+                errors.ParameterOrderWarning,
             )
             return
 
@@ -116,7 +110,7 @@ def _note_epoch(stock: Callable[..., Any], self: Any) -> Any:
             _warn(
                 f"this DistributedSampler gives the order of epoch {self.epoch} once more: "
                 "call sampler.set_epoch(epoch) before each epoch, or pass shuffle=False",
-                SamplerEpochWarning,
+                errors.SamplerEpochWarning,
             )
         _epochs[self] = self.epoch
     return stock(self)
@@ -145,7 +139,7 @@ def _note_write(path: Any) -> None:
         _warn(
             f"rank {distributed.get_rank()} writes {file}, which rank {rank} has written at "
             f"{line}: write it on one rank (`if rank == 0`), or one file per rank",
-            SharedFileWarning,
+            errors.SharedFileWarning,
             here,
         )
         return
@@ -229,7 +223,7 @@ def _warn_of_lost(writer: torch.nn.Module, name: str, lost: list[str]) -> None:
         "replica of DataParallel, which ends with the call: only a buffer that the replica on the "
         "first device changes in place keeps its value. Return it as an output, or write it to "
         "what all replicas share",
-        ReplicaStateWarning,
+        errors.ReplicaStateWarning,
         f"{code.co_filename}:{code.co_firstlineno}" if code else "",
     )
 

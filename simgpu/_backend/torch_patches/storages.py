@@ -99,7 +99,6 @@ def _getitem(stock: Callable[..., Any], self: UntypedStorage, index: Any) -> Any
 
 @PATCHES.around("torch.UntypedStorage.resize_", why=_WHY_ALLOCATOR)
 def _resize(stock: Callable[..., Any], self: UntypedStorage, size: int) -> Any:
-    """`storage.resize_(bytes)`."""
     if not _is_simulated(self):
         return stock(self, size)
     if isinstance(size, bool) or not isinstance(size, int):
@@ -109,17 +108,11 @@ def _resize(stock: Callable[..., Any], self: UntypedStorage, size: int) -> Any:
 
 
 @PATCHES.around("torch.UntypedStorage.resizable", why=_WHY_ALLOCATOR)
-def _resizable(stock: Callable[..., Any], self: UntypedStorage) -> bool:
-    """`storage.resizable()`."""
-    return _is_simulated(self) or stock(self)
-
-
 @PATCHES.around(
     "torch.UntypedStorage.is_shared",
     why="older releases answer True only for CUDA's storages, not for any device's",
 )
-def _is_shared(stock: Callable[..., Any], self: UntypedStorage) -> bool:
-    """`storage.is_shared()`: yes, for other processes can have it, as those of CUDA."""
+def _yes(stock: Callable[..., Any], self: UntypedStorage) -> bool:
     return _is_simulated(self) or stock(self)
 
 

@@ -20,15 +20,11 @@ from simgpu._util.patching import Patches, Table
 PATCHES = Table()
 _WHY_NEW = "without a device given, the new tensor is on the tensor's own, not on the current one"
 
-_stock_new: Any = torch.Tensor.new
-_stock_new_tensor: Any = torch.Tensor.new_tensor
 
-
-@PATCHES.replace("torch.Tensor.new", why=_WHY_NEW)
-def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`tensor.new(...)`: on the tensor's own device."""
+@PATCHES.around("torch.Tensor.new", why=_WHY_NEW)
+def new(stock: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if self.device.type != DEVICE_TYPE:
-        return _stock_new(self, *args, **kwargs)
+        return stock(self, *args, **kwargs)
     wanted = kwargs.get("device")
     index = self.device.index if wanted is None else world.resolve(wanted)
     if (
@@ -41,16 +37,14 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     # C++ makes the device current by our guard, which does nothing where `guard_code` could not
     # be installed, and asks for it right after.
     with world.MakeCurrent(index):
-        return _stock_new(self, *args, **kwargs)
+        return stock(self, *args, **kwargs)
 
 
-@PATCHES.replace("torch.Tensor.new_tensor", why=_WHY_NEW)
-def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`tensor.new_tensor(...)`: on the tensor's own device by default."""
-    if self.device.type != DEVICE_TYPE or kwargs.get("device") is not None:
-        return _stock_new_tensor(self, *args, **kwargs)
-    # As in `new`.
-    return _stock_new_tensor(self, *args, **{**kwargs, "device": self.device})
+@PATCHES.around("torch.Tensor.new_tensor", why=_WHY_NEW)
+def new_tensor(stock: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if self.device.type == DEVICE_TYPE and kwargs.get("device") is None:
+        kwargs["device"] = self.device  # as in `new`
+    return stock(self, *args, **kwargs)
 
 
 @PATCHES.action(
@@ -116,7 +110,6 @@ def dlpack(stock: Callable[..., Any], self: torch.Tensor, **options: Any) -> Any
     "torch.to_dlpack", "torch.utils.dlpack.to_dlpack", why="the same, for the old function"
 )
 def to_dlpack(tensor: torch.Tensor) -> Any:
-    """`torch.to_dlpack(tensor)`."""
     return torch._C._to_dlpack(_lent(tensor))
 
 

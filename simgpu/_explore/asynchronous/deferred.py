@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from simgpu._core.hooks import Compute, Launch, hooks
-from simgpu._core.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking
-from simgpu._core.lost_devices import is_any_lost, mark_lost_by_error
+from simgpu._core.launch import HOST_KEYS, is_host_number, is_non_blocking
+from simgpu._core.lost_devices import lost, mark_lost_by_error
 from simgpu._core.operators import clone, copy_, empty_strided
-from simgpu._core.streams import Key
 from simgpu._explore.asynchronous.memory import Block, Memory
 from simgpu._explore.asynchronous.plans import Forms, Layout, Plan, TensorSignature, Unplanned
 from simgpu._explore.asynchronous.queues import Queues, current_state
@@ -108,13 +107,12 @@ class DeferredLaunch:
     """A launch that runs later; `blocks` are the memory that it uses."""
 
     __slots__ = (
-        *("_about", "_args", "_compute", "_kwargs", "_launch", "_outs", "_own", "_queues"),
-        *("blocks", "ends", "has_run", "kernel", "plan", "state"),
+        *("_compute", "_launch", "_outs", "_queues"),
+        *("blocks", "ends", "has_run", "plan", "state"),
     )
 
     def __init__(
         self,
-        own: Key,
         launch: Launch,
         compute: Compute,
         plan: Plan,
@@ -122,20 +120,14 @@ class DeferredLaunch:
         blocks: list[Block],
         queues: Queues,
     ) -> None:
-        self._own, self._compute, self._queues = own, compute, queues
+        self._compute, self._queues = compute, queues
         self.plan, self.blocks, self.ends = plan, blocks, ends_of(launch)
-        self._args, self._kwargs = arguments
-        # The launch itself keeps tensors of the program alive.
-        self._launch = (
-            launch.kind,
-            launch.op,
-            launch.device,
-            launch.stream,
-            launch.source,
-            launch.target,
+        # With other arguments: those of the launch itself keep tensors of the program alive.
+        self._launch = Launch(
+            *(launch.kind, launch.op, launch.device, launch.stream, launch.source, launch.target),
+            *arguments,
+            *(launch.kernel, launch.about),
         )
-        self._about = launch.about
-        self.kernel: Kernel = launch.kernel
         # The views that are written to: of the one result that is new, or for each result.
         self._outs: Tensor | list[Tensor | list[Tensor] | None] = []
         self.state = current_state()
@@ -185,24 +177,25 @@ class DeferredLaunch:
         An error loses one, and is raised later.
         """
         try:
-            if not is_any_lost(self.ends):
+            if not lost.is_any(self.ends):
                 self._run()
                 self.has_run = True
         except Exception as error:
-            mark_lost_by_error(error.with_traceback(None), *self._own, self.kernel.name)
-            self._queues.drop(self._own[0])
+            launch = self._launch
+            index, name = launch.device.index, launch.kernel.name
+            mark_lost_by_error(error.with_traceback(None), index, launch.stream, name)
+            self._queues.drop(index)
 
     def _run(self) -> None:
         """Compute, and write what comes of it to the results."""
-        args, kwargs, kernel = self._args, self._kwargs, self.kernel
+        launch = self._launch
+        args, kwargs = launch.args, launch.kwargs
         if self.plan.check is not None:
             self.plan.check(args, kwargs)
         if hooks.computed:
-            found = self._compute(
-                Launch(*self._launch, args, kwargs, kernel, self._about), args, kwargs
-            )
+            found = self._compute(launch, args, kwargs)
         else:
-            found = kernel.run(HOST_KEYS, *args, **kwargs)
+            found = launch.kernel.run(HOST_KEYS, *args, **kwargs)
         outs = self._outs
         if isinstance(outs, Tensor):
             copy_(HOST_KEYS, outs, found)

@@ -17,7 +17,7 @@ import torch
 from simgpu._core import clock, hooks, streams
 from simgpu._core.hooks import Collective, Compute, Executor, Launch, Node, value_checks
 from simgpu._core.launch import other_end
-from simgpu._core.lost_devices import check_not_lost, clear_lost, unreported, unreported_errors
+from simgpu._core.lost_devices import clear_lost, lost
 from simgpu._core.streams import Key, key_of
 from simgpu._core.world import active_devices
 from simgpu._explore.asynchronous import deferred
@@ -104,7 +104,7 @@ class Asynchronous(Executor):
             args = deferred.staged_copy(launch) or args
         holder = ArgumentHolder(self._memory, plan, from_host=copies_memory)
         held = holder.hold_all(args, kwargs, forms)
-        return DeferredLaunch(own, launch, compute, plan, held, holder.blocks, self._queues)
+        return DeferredLaunch(launch, compute, plan, held, holder.blocks, self._queues)
 
     def _queue(self, own: Key, launch: Launch, deferred: DeferredLaunch) -> Any:
         self.deferred += 1
@@ -166,8 +166,8 @@ class Asynchronous(Executor):
         with self._lock:
             self._memory.collect()
             self._queues.force(self._queues.order.until(awaited))
-            device = _device_of(awaited)
-            self._check(() if device is None else (device,))
+            device = awaited if isinstance(awaited, torch.device) else awaited.device
+            self._check(() if device is None else (device.index,))
 
     def is_done(self, awaited: torch.Stream | torch.Event) -> bool:
         """Whether that much has run. What asks again and again finds it done some time."""
@@ -208,32 +208,26 @@ class Asynchronous(Executor):
             self.finish()
             self._queues.clear()
             self._memory.clear()
-            self._unseen += unreported_errors()
+            self._unseen += lost.unreported_errors()
             clear_lost()  # what has run just now may have lost one
 
     def _check(self, devices: Iterable[int]) -> None:
         """Raise if one of these is lost, or a copy that was waited for never came, unseen."""
         missing = [*self._missing]
         self._missing.clear()
-        unseen = unreported()
+        unseen = lost.unreported()
         for index in (*devices, *(index for index in missing if index in unseen)):
-            check_not_lost(index)
+            lost.check(index)
 
     def check_all(self) -> None:
         """Raise if a device was lost to an error of its kernels that was not reported."""
-        for error in (*self._unseen, *unreported_errors()):
+        for error in (*self._unseen, *lost.unreported_errors()):
             raise error
 
     def track_existing_allocations(self) -> None:
         """Know the memory that was allocated before."""
         with self._lock:
             self._memory.track_existing_allocations()
-
-
-def _device_of(awaited: torch.device | torch.Stream | torch.Event) -> int | None:
-    if isinstance(awaited, torch.device):
-        return awaited.index
-    return None if awaited.device is None else awaited.device.index
 
 
 def _pass(event: Any) -> None:

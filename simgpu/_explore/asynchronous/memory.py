@@ -1,10 +1,9 @@
-"""The memory of devices, apart from the tensors that the program holds.
+"""Which memory queued work uses, and when memory that the program has released is overwritten.
 
-The ledger counts memory for as long as the program holds it (`simgpu._memory.ownership`), and so
-does this table know it. Then only queued work holds the memory. When the program releases a
-tensor, its bytes count as given back, and the next allocation on their stream may get them, in the
-order of that stream, as from CUDA's caching allocator: work of another stream that has not run by
-then finds them overwritten. Where `record_stream` was called for them, no allocation
+Queued work holds memory, and no tensor of the program. So when the program releases a tensor, its
+bytes count as given back though queued work still uses them. As from CUDA's caching allocator, the
+next allocation on their stream may get them, in the order of that stream: they are overwritten
+then, which work of another stream finds that has not run yet. After `record_stream`, no allocation
 gets them before that work has run.
 """
 
@@ -66,7 +65,7 @@ class _Life(weakref.ref[Any]):
 
 
 class Memory:
-    """Every block that the program holds, by address."""
+    """The blocks that the program holds, by address; and those that only queued work holds."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues

@@ -1,9 +1,10 @@
-"""The queues of all streams: what has to run before what, and in which state of the thread.
+"""The queue of each stream, and the orders in which queued work may run.
 
 Work of one stream runs in the order in which it was queued, and after what its stream waited for.
 Any order that keeps to this is legal. The lazy one runs nothing until something waits for it, and
 then only what that needs. A seed draws orders instead: how often work runs before something waits
-for it, and which streams go first.
+for it, and which streams go first. A kernel runs with the settings of the thread that launched it
+(`LaunchState`).
 """
 
 from __future__ import annotations

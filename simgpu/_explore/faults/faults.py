@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from simgpu._core import clock, world
 from simgpu._core import hooks as core_hooks
 from simgpu._core.hooks import Instrument, Launch, Record, hooks
-from simgpu._core.lost_devices import check_not_lost, mark_lost, text_of_loss
+from simgpu._core.lost_devices import lost, text_of_loss
 from simgpu._core.world import DeviceLike
 from simgpu._util.frames import program_line
 from simgpu._util.naming import DEVICE_TYPE, plural, visible_text
@@ -152,15 +152,15 @@ class Faults(Instrument):
             return
         if next(self._begun) != at:
             return
-        lost = launch.device.index if index is None else index
-        place = f"{DEVICE_TYPE}:{lost} at launch {at}, {launch.op}"
+        index = launch.device.index if index is None else index
+        place = f"{DEVICE_TYPE}:{index} at launch {at}, {launch.op}"
         self._note(place)
         text = text_of_loss(f"simgpu.faults lost {place}")
         if hooks.executor is None or self._at_once:
-            mark_lost(lost, text)
-            check_not_lost(lost)
+            lost.mark(index, text)
+            lost.check(index)
         else:  # it surfaces where something waits for what is queued
-            hooks.executor.begins(launch, lambda: mark_lost(lost, text))
+            hooks.executor.begins(launch, lambda: lost.mark(index, text))
 
     def computed(self, launch: Launch, result: Any) -> None:
         if self._flip is None or launch.device.index != self._flip[0] or launch.kind == "memory":

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from simgpu import errors
 from simgpu._core.lost_devices import clear_lost
 from simgpu._core.world import active_devices
 from simgpu._explore.faults.faults import Faults, faults, injecting
@@ -24,13 +25,6 @@ from simgpu._explore.training_state import (
     same,
 )
 from simgpu._util.progress import counted
-from simgpu.errors import (
-    DeviceLostError,
-    InjectedFaultError,
-    NoDevicesError,
-    OutOfMemoryError,
-    UnrepeatableStepError,
-)
 
 # What `simgpu.sweep` returns: what became of the step after each failure.
 
@@ -99,10 +93,10 @@ Kind = Literal["oom", "copy", "launch", "lose"]
 Step = Callable[[], Any]
 Compare = Callable[[dict[str, Any], dict[str, Any]], Any]
 _ERRORS: dict[str, type[Exception]] = {
-    "oom": OutOfMemoryError,
-    "copy": InjectedFaultError,
-    "launch": InjectedFaultError,
-    "lose": DeviceLostError,
+    "oom": errors.OutOfMemoryError,
+    "copy": errors.InjectedFaultError,
+    "launch": errors.InjectedFaultError,
+    "lose": errors.DeviceLostError,
 }
 
 
@@ -153,7 +147,7 @@ def sweep(
     if fresh and state is not None:
         raise ValueError("state= names what was made before: leave it out with fresh=True")
     if not active_devices:
-        raise NoDevicesError("simgpu.sweep needs devices: call it within simgpu.devices(n)")
+        raise errors.NoDevicesError("simgpu.sweep needs devices: call it within simgpu.devices(n)")
     steps = _Steps(step, state, fresh)
     gc.collect()
     with no_garbage_collection():
@@ -212,7 +206,7 @@ def _reference(steps: _Steps, kind: Kind) -> tuple[list[Any], list[int], int]:
         before.restore()
         kept = [now - then for now, then in zip(_bytes(), at_rest, strict=True)]
     if not same(*outcomes):
-        raise UnrepeatableStepError(
+        raise errors.UnrepeatableStepError(
             "the step gives other results when it is run again from the same state: name what it "
             "changes in state=[...], or draw its random numbers from torch's generators, "
             "Python's random or numpy.random"

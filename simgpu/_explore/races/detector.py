@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue
 from simgpu._core.streams import key_of
 from simgpu._explore.races.accesses import (
     Access,
+    Span,
     dense,
     is_copy_of_device,
     share_bytes,
@@ -48,11 +49,12 @@ class Region:
         self.accesses: list[Access] = []
 
     def add_access(self, access: Access, clock: Clock) -> list[Access]:
-        """The accesses that may happen at the same time as `access`, and one of the two writes.
+        """Remember an access; returns the former ones that race with it.
 
-        It is remembered in place of those that it comes after and covers. Whatever races with one
-        of these and comes after `access` does not exist; whatever does not come after it races
-        with `access`, too.
+        Two accesses race if one of them writes and neither comes before the other; `clock` says
+        what comes before this one. A former access is forgotten where this one comes after it and
+        covers its bytes, unless it writes and this one reads: what races with it later races with
+        this one, too.
         """
         begin, end, writes = access.begin, access.end, access.writes
         whole = access.layout is None
@@ -107,6 +109,20 @@ class Regions(ByAddress[Region]):
 Tensor = torch.Tensor
 
 
+class _Work(NamedTuple):
+    """What a queue or the host does: what comes before it, its number, and the program's line."""
+
+    queue: Queue
+    clock: Clock
+    number: int
+    op: str
+    place: str
+
+    def access(self, span: Span, writes: bool) -> Access:
+        """The access to these bytes that is part of it."""
+        return Access(self.queue, self.number, *span, writes, self.op, self.place)
+
+
 class Detector(Instrument):
     """Finds races; `found` gets a `Race` for each pair of lines, in the order of their second."""
 
@@ -149,22 +165,22 @@ class Detector(Instrument):
         writes_too = launch.about.writes if isinstance(launch.about, Node) else ()
         with self._lock:
             clock, number = self._order.begin(queue)
+            work = _Work(queue, clock, number, name, place)
             if other is not None:
                 self._order.wait(queue, other)
             for tensor, writes in () if copied else tensors_of(marked, launch.args, launch.kwargs):
                 if host and writes == to_host:
                     continue  # the end of a copy that is not on a device
                 if not is_host_number(tensor):
-                    self._touch(tensor, queue, number, clock, writes, name, place)
+                    self._touch(work, tensor, writes)
             for tensor in writes_too:
-                self._touch(tensor, queue, number, clock, True, name, place)
+                self._touch(work, tensor, True)
             for tensor in () if to_host or copied else dense(result):
                 span = span_of(tensor)
                 if span is not None and self._memory.at(span[0]) is None:
-                    begin, end, layout = span
-                    self._made[begin] = Access(queue, number, begin, end, layout, True, name, place)
+                    self._made[span[0]] = work.access(span, True)
             if host:
-                self._copy_of_host(launch, result, queue, number, clock, place)
+                self._copy_of_host(launch, result, work)
             elif waits_for_values(op, launch.args, launch.kwargs):
                 self._order.host_waits_for(clock)
             if other is not None:
@@ -178,17 +194,15 @@ class Detector(Instrument):
         with self._lock:
             own = queue[0], self._groups.setdefault(about.group, FIRST_GROUP - len(self._groups))
             self._order.wait(own, queue)
-            clock, number = self._order.begin(own)
+            work = _Work(own, *self._order.begin(own), op, about.place)
             for tensor in dense(result):
-                self._touch(tensor, own, number, clock, True, op, about.place)
+                self._touch(work, tensor, True)
                 region = self._memory.at(tensor.data_ptr())
                 if region is not None:
                     region.recorded.add(own)
             self._order.record(about, own)
 
-    def _copy_of_host(
-        self, launch: Launch, result: Any, queue: Queue, number: int, clock: Clock, place: str
-    ) -> None:
+    def _copy_of_host(self, launch: Launch, result: Any, work: _Work) -> None:
         """A copy from or to the host: the host waits, unless it need not, and its memory is pinned.
 
         Pageable memory has been read when the call returns; into it, the call waits.
@@ -206,12 +220,11 @@ class Detector(Instrument):
                 continue
             region = self._region_of_pinned(tensor) if is_used_later else self._pinned.at(span[0])
             if region is not None:
-                access = Access(queue, number, *span, to_host, launch.op, place)
-                self._compare(region, access, clock)
+                self._compare(region, work.access(span, to_host), work.clock)
         if is_used_later:
             self.host.begin()
         elif blocking or to_host:
-            self._order.host_waits_for(clock)
+            self._order.host_waits_for(work.clock)
 
     def _region_of_pinned(self, memory: Tensor) -> Region:
         storage = memory.untyped_storage()
@@ -226,30 +239,13 @@ class Detector(Instrument):
         while self._dead:
             self._pinned.free(self._storages.pop(self._dead.popleft()))
 
-    def _touch(
-        self,
-        tensor: Tensor,
-        queue: Queue,
-        number: int,
-        clock: Clock,
-        writes: bool,
-        op: str,
-        place: str,
-    ) -> None:
+    def _touch(self, work: _Work, tensor: Tensor, writes: bool) -> None:
         span = span_of(tensor)
-        if span is None:
-            return
-        begin, end, layout = span
-        access = Access(queue, number, begin, end, layout, writes, op, place)
-        racing = self._memory.of(begin, end).add_access(access, clock)
-        if racing:
-            self._report_those(racing, access)
+        if span is not None:
+            self._compare(self._memory.of(*span[:2]), work.access(span, writes), work.clock)
 
     def _compare(self, region: Region, access: Access, clock: Clock) -> None:
-        self._report_those(region.add_access(access, clock), access)
-
-    def _report_those(self, racing: list[Access], access: Access) -> None:
-        for other in racing:
+        for other in region.add_access(access, clock):
             if share_bytes(other.span, access.span):
                 self._report(race_of(other, access))
 
@@ -274,9 +270,9 @@ class Detector(Instrument):
                 span = span_of(tensor) if tensor.is_cpu else None
                 region = None if span is None else self._pinned.at(span[0])
                 if region is not None and span is not None:
-                    number = self._order.host_acts()
-                    access = Access(HOST, number, *span, writes, name, place)
-                    self._compare(region, access, self._order.host)
+                    clock = self._order.host
+                    work = _Work(HOST, clock, self._order.host_acts(), name, place)
+                    self._compare(region, work.access(span, writes), clock)
 
     def backward_passed(self) -> None:
         """See what the host does again: PyTorch has taken away modes that began in the pass."""
@@ -323,9 +319,8 @@ class Detector(Instrument):
     def _check_reuse(self, owner: Queue, region: Region) -> None:
         """An allocation of a stream, which may get any memory that was given back there."""
         clock = self._order.clock(owner)  # with what the host knew: the launch has begun
-        span = region.begin, region.end, None
-        number = clock.get(owner, 0)
-        access = Access(owner, number, *span, True, "an allocation", calling_line())
+        work = _Work(owner, clock, clock.get(owner, 0), "an allocation", calling_line())
+        access = work.access((region.begin, region.end, None), True)
         for other in self._freed_blocks.pop(owner):
             if clock.get(other.queue, 0) < other.number:
                 self._report(race_with_allocation(other, access))

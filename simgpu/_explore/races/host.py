@@ -55,53 +55,33 @@ _OF_OPERATORS = _Stack(_get_current_dispatch_mode_stack, _push_dispatch_mode, _p
 _OF_FUNCTIONS = _Stack(_get_current_function_mode_stack, _push_function_mode, _pop_function_mode)
 
 
-class _Watched:
-    """What both modes report, and how many of their calls run now, without the modes."""
-
-    def __init__(self, touches: Touches) -> None:
-        self.touches = touches
-        self.depth = 0
-
-    def wake(self) -> None:
-        """Make the mode of operators see them, which the end of inference_mode switches off."""
-        if _len_dispatch_stack() and not _is_included(_KEYS[0]):
-            for key in _KEYS:
-                _include(key, True)
-
-    def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self.depth += 1
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self.depth -= 1
-
-
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reports each operator of the thread that entered it, before it runs."""
 
-    def __init__(self, watched: _Watched) -> None:
+    def __init__(self, accesses: HostAccesses) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._watched = watched
+        self._accesses = accesses
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         name = str(func).removeprefix("aten.").removesuffix(".default")
-        self._watched.touches(func, args, kwargs, name)
-        return self._watched.call(func, args, kwargs)
+        return self._accesses.run(func, args, kwargs or {}, func, name)
 
 
 class _Readers(TorchFunctionMode):
     """Reports calls that give a tensor's memory to Python or to other libraries, before it does."""
 
-    def __init__(self, watched: _Watched) -> None:
+    def __init__(self, accesses: HostAccesses) -> None:
         super().__init__()
-        self._watched = watched
+        self._accesses = accesses
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._watched.wake()
-        if func in _READERS and args[0].is_cpu:
-            self._watched.touches(_READ, args[:1], {}, f"Tensor.{func.__name__}")
-        return self._watched.call(func, args, kwargs or {})
+        # Make the mode of operators see them, which the end of inference_mode switches off.
+        if _len_dispatch_stack() and not _is_included(_KEYS[0]):
+            for key in _KEYS:
+                _include(key, True)
+        reads = func in _READERS and args[0].is_cpu
+        name = f"Tensor.{func.__name__}" if reads else ""
+        return self._accesses.run(func, args, kwargs or {}, _READ if reads else None, name)
 
 
 class HostAccesses:
@@ -112,10 +92,11 @@ class HostAccesses:
     """
 
     def __init__(self, touches: Touches) -> None:
-        self._watched = watched = _Watched(touches)
+        self._touches = touches
+        self._depth = 0  # how many calls run now, without the modes
         self._modes: tuple[tuple[Any, _Stack], ...] = (
-            (_Operators(watched), _OF_OPERATORS),
-            (_Readers(watched), _OF_FUNCTIONS),
+            (_Operators(self), _OF_OPERATORS),
+            (_Readers(self), _OF_FUNCTIONS),
         )
         self._entered = contextlib.ExitStack()
         self._is_entered = False
@@ -134,23 +115,34 @@ class HostAccesses:
         is below it then, and is left when the block ends. Called again, it puts
         ours back, which PyTorch takes away where a backward pass ends that they were entered in.
         """
-        if self._thread != threading.get_ident() or self._watched.depth:
+        if self._thread != threading.get_ident() or self._depth:
             return
-        if not self._are_there():
-            if self._is_entered:
-                self._put_back()
-            else:
-                self._enter()
+        if self._are_there():
+            return
+        if not self._is_entered:
+            self._enter()
+        else:
+            for mode, stack in self._modes:
+                if mode not in stack.modes():
+                    stack.push(mode)
+
+    def run(self, func: Callable[..., Any], args: Any, kwargs: Any, op: Any, name: str) -> Any:
+        """Call a function in whose place a mode was called, and report it before as `op`, if any.
+
+        An operator of the name that the program has for it.
+        """
+        if op is not None:
+            self._touches(op, args, kwargs, name)
+        self._depth += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._depth -= 1
 
     def _enter(self) -> None:
         self._is_entered = True
         for mode, _ in self._modes:
             self._entered.enter_context(mode)
-
-    def _put_back(self) -> None:
-        for mode, stack in self._modes:
-            if mode not in stack.modes():
-                stack.push(mode)
 
     def _are_there(self) -> bool:
         return any(stack.modes() for _, stack in self._modes)

@@ -13,44 +13,29 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
+from simgpu._core import allocator_model as model
 from simgpu._core import hooks, streams, world
-from simgpu._core.allocator_model import (
-    AWAITING,
-    POOLS,
-    Piece,
-    Segment,
-    rounded,
-    segment_size,
-    size_of,
-)
 from simgpu._core.device import Block, Device
 
 _CONTEXTS = (None, "state", "alloc", "all")
+_STATES = {None: "inactive", model.AWAITING: "active_pending_free"}  # by a block's token
 # Frames in these files are between the program and the allocation, and are of no use to it.
 _OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__file__)
 
 
-class _Entry:
-    """One line of the history of a device."""
-
-    def __init__(self, action: str, size: int, stream: int, stack: Any, **more: int) -> None:
-        self.fields = {"action": action, "size": size, "stream": stream, **more}
-        self.fields["time_us"] = time.time_ns() // 1000
-        self.stack = stack
-
-    @classmethod
-    def of_block(cls, action: str, index: int, block: int, stack: Any) -> _Entry:
-        """What happens to a block of a device; of others than a Block, only the size is known."""
-        if not isinstance(block, Block):
-            return cls(action, size_of(block), 0, stack, addr=0)
-        stream = streams.handle_of(index, block.stream)
-        return cls(action, block.nbytes, stream, stack, addr=block.address)
+def _of_block(index: int, block: int) -> dict[str, Any]:
+    """Size, stream and address of a block of a device; of others than a Block only the size."""
+    if not isinstance(block, Block):
+        return {"size": model.size_of(block), "stream": 0, "addr": 0}
+    stream = streams.handle_of(index, block.stream)
+    return {"size": block.nbytes, "stream": stream, "addr": block.address}
 
 
 class History(hooks.Instrument):
@@ -62,7 +47,7 @@ class History(hooks.Instrument):
         self._keeps_events = enabled == "all"
         self._context = context
         self._cpp = stacks == "all"
-        self._entries: dict[int, deque[_Entry]] = {}
+        self._entries: dict[int, deque[tuple[dict[str, Any], Any]]] = {}  # with their stacks
         self._max_entries = max_entries
         self.stacks: dict[tuple[int, object], Any] = {}  # by device and token
         self.world = world.current_world()
@@ -74,26 +59,27 @@ class History(hooks.Instrument):
             return None
         return gather_traceback(True, True, self._cpp)
 
-    def _note(self, index: int, entry: _Entry) -> None:
+    def _note(self, index: int, action: str, stack: Any, fields: dict[str, Any]) -> None:
         if self._keeps_events:
             if index not in self._entries:
                 limit = min(self._max_entries, sys.maxsize)
                 self._entries[index] = deque(maxlen=limit)
-            self._entries[index].append(entry)
+            entry = {"action": action, **fields, "time_us": time.time_ns() // 1000}
+            self._entries[index].append((entry, stack))
 
     def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
         """Keep the stack."""
-        stack = self._stack("state")
+        index, stack = device.index, self._stack("state")
         if stack is not None:
-            self.stacks[device.index, block] = stack
+            self.stacks[index, block] = stack
         shown = stack if self._context in ("alloc", "all") else None
-        self._note(device.index, _Entry.of_block("alloc", device.index, block, shown))
+        self._note(index, "alloc", shown, _of_block(index, block))
 
     def on_free(self, index: int, token: int) -> None:
         """Memory dies, in this thread and at this moment."""
         stack = self._stack("all")
         for action in ("free_requested", "free_completed"):
-            self._note(index, _Entry.of_block(action, index, token, stack))
+            self._note(index, action, stack, _of_block(index, token))
 
     def freed(self, device: torch.device, block: Any) -> None:
         """The memory of a block may be used again."""
@@ -101,10 +87,10 @@ class History(hooks.Instrument):
 
     def out_of_memory(self, device: Device, nbytes: int) -> None:
         """An allocation failed."""
-        stack, index = self._stack("alloc"), device.index
+        index = device.index
         stream = streams.handle_of(index, streams.current_stream_id(index))
-        entry = _Entry("oom", rounded(nbytes), stream, stack, device_free=_free(device))
-        self._note(index, entry)
+        fields = {"size": model.rounded(nbytes), "stream": stream, "device_free": _free(device)}
+        self._note(index, "oom", self._stack("alloc"), fields)
 
     def devices_changed(self, devices: Sequence[torch.device]) -> None:
         """There is nothing more to record without devices."""
@@ -114,10 +100,8 @@ class History(hooks.Instrument):
     def events(self, index: int) -> list[dict[str, Any]]:
         """What happened on a device, from the first to the last, stacks in words."""
         entries = self._entries.get(index, ())
-        frames = _frames([entry.stack for entry in entries])
-        return [
-            {**entry.fields, "frames": stack} for entry, stack in zip(entries, frames, strict=True)
-        ]
+        frames = _frames([stack for _, stack in entries])
+        return [{**fields, "frames": f} for (fields, _), f in zip(entries, frames, strict=True)]
 
 
 def _frames(stacks: Iterable[Any]) -> list[list[dict[str, Any]]]:
@@ -170,11 +154,7 @@ def record_history(
     _history.full.append(_history.out_of_memory)
     if enabled == "all":
         for device in world.active_devices:
-            device.call_at_free(_at_free(_history, device.index))
-
-
-def _at_free(history: History, index: int) -> Callable[[int], None]:
-    return lambda token: history.on_free(index, token)
+            device.call_at_free(partial(_history.on_free, device.index))
 
 
 def record_history_legacy(enabled: bool, record_context: bool = True, *_: Any) -> None:
@@ -199,7 +179,7 @@ def _segments(device: Device) -> list[dict[str, Any]]:
 
 
 def _segment(
-    index: int, segment: Segment, frames: dict[Piece, list[dict[str, Any]]]
+    index: int, segment: model.Segment, frames: dict[model.Piece, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     pieces = list(segment.pieces())
     active = [piece for piece in pieces if piece.token is not None]
@@ -207,11 +187,11 @@ def _segment(
         "device": index,
         "address": segment.address,
         "total_size": segment.size,
-        "allocated_size": sum(piece.size for piece in active if piece.token is not AWAITING),
+        "allocated_size": sum(piece.size for piece in active if piece.token is not model.AWAITING),
         "active_size": sum(piece.size for piece in active),
         "requested_size": sum(piece.requested for piece in active),
         "stream": streams.handle_of(index, segment.pool.stream),
-        "segment_type": POOLS[segment.pool.number].removesuffix("_pool"),
+        "segment_type": model.POOLS[segment.pool.number].removesuffix("_pool"),
         "segment_pool_id": (0, 0),
         "is_expandable": False,
         "frames": frames[pieces[0]],
@@ -221,18 +201,12 @@ def _segment(
                 "address": getattr(piece.token, "address", piece.address),
                 "size": piece.size,
                 "requested_size": piece.requested,
-                "state": _history_state(piece),
+                "state": _STATES.get(piece.token, "active_allocated"),
                 "frames": frames[piece],
             }
             for piece in pieces
         ],
     }
-
-
-def _history_state(piece: Piece) -> str:
-    if piece.token is None:
-        return "inactive"
-    return "active_pending_free" if piece.token is AWAITING else "active_allocated"
 
 
 def snapshot(_: Any = None) -> dict[str, Any]:
@@ -279,6 +253,6 @@ def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> Non
     if there is not None:
         there.full.append(
             lambda device, nbytes: observer(
-                device.index, segment_size(rounded(nbytes)), device.limit, _free(device)
+                device.index, model.segment_size(model.rounded(nbytes)), device.limit, _free(device)
             )
         )
