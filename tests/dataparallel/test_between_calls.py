@@ -42,7 +42,7 @@ def rows(count, device):
 
 
 @given(data=st.data(), cached=st.booleans(), grads=st.lists(st.booleans(), max_size=3))
-def test_a_pickle_is_that_of_one_that_was_never_called(devices, data, cached, grads):
+def test_pickle_after_a_call_is_that_before_it(devices, data, cached, grads):
     """It is as large, and what comes out of it says the same."""
     targets = data.draw(strategies.device_lists(devices))
     model = dataparallel.DataParallel(Plain().to(targets[0]), targets, cache_parameters=cached)

@@ -87,7 +87,7 @@ def test_copies_and_sums_of_any_layouts(devices, data):
     dtype=st.sampled_from(DTYPES),
     turned=st.booleans(),
 )
-def test_each_of_many_alike_is_itself(devices, data, shape, dtype, turned):
+def test_tensors_of_one_shape_keep_their_own_values(devices, data, shape, dtype, turned):
     """Enough tensors of one shape that they are cut out of the bucket together."""
     targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=3))
     count = data.draw(st.integers(2, 9))

@@ -223,7 +223,7 @@ ATTRIBUTES = {
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 @given(data=st.data(), rows=st.integers(1, 9), boxed=st.booleans())
-def test_an_attribute_that_is_a_child_goes_along_with_it(devices, name, data, rows, boxed):
+def test_attribute_that_is_a_child_stays_that_child(devices, name, data, rows, boxed):
     """It was the whole batch in what each replica got, and the first replica's rows in outputs."""
     targets = data.draw(strategies.device_lists(devices))
     make, both = ATTRIBUTES[name]
@@ -255,7 +255,7 @@ NAMED = {"dataclass": record, "items": Attributes, "items and attributes": with_
 
 @pytest.mark.parametrize("name", NAMED)
 @given(data=st.data(), rows=st.integers(1, 3))
-def test_two_parts_that_are_one_in_an_output_are_joined_apart(devices, name, data, rows):
+def test_parts_shared_in_some_outputs_are_joined_separately(devices, name, data, rows):
     """As where some replicas give what they got beside what they made of it, and others twice."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     same = data.draw(st.lists(st.booleans(), min_size=len(targets), max_size=len(targets)))
@@ -296,7 +296,7 @@ def test_a_constant_is_the_attribute_of_its_name(devices, name, data):
 
 @pytest.mark.parametrize("name", sorted({*ATTRIBUTES} - {"items"}))
 @given(data=st.data())
-def test_an_attribute_that_is_the_same_constant_as_a_child_stays(devices, name, data):
+def test_attribute_equal_to_a_constant_child_stays(devices, name, data):
     """It need not be that child."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     make, both = ATTRIBUTES[name]
@@ -335,7 +335,7 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("name", CONSTANTS)
 @given(data=st.data(), nested=st.booleans())
-def test_constants_that_agree_are_one(devices, name, data, nested):
+def test_equal_constants_are_joined_into_one(devices, name, data, nested):
     """Those that do not are a list in replica order; one odd one out is enough."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     one, other, agree = CONSTANTS[name]

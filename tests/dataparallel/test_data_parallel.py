@@ -90,7 +90,7 @@ def test_devices_default_to_all(devices):
 
 
 @pytest.mark.parametrize("device_ids", [[], (), range(0)])
-def test_naming_none_of_the_devices_is_refused(devices, device_ids):
+def test_empty_device_ids_are_refused(devices, device_ids):
     """Nobody who gives a list means a module that is not divided."""
     for net in (ExactNet(3, "float32"), ExactNet(3, "float32").to(devices[0])):
         with pytest.raises(ValueError, match=f"names no device.*None.*{devices[0].type}"):

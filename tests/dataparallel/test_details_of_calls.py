@@ -18,7 +18,7 @@ class Here(nn.Module):
 
 
 @pytest.mark.devices(3, distinct=True)
-def test_a_positional_argument_says_where_before_a_keyword_does(devices):
+def test_device_comes_from_positional_arguments_first(devices):
     kind = devices[0].type
     first, second = (torch.ones(1, device=device) for device in devices[1:])
     keywords = {"kind": kind, "more": [second]}
@@ -74,7 +74,7 @@ class Mixed(nn.Module):
 
 @pytest.mark.devices(3)
 @pytest.mark.parametrize("looked_up", [[1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 1, 1]])
-def test_a_gradient_that_is_dense_somewhere_is_dense(devices, looked_up):
+def test_gradient_is_sparse_only_if_all_replicas_have_it_sparse(devices, looked_up):
     net = Mixed().to(devices[0])
     rows = torch.tensor([0, 1, 1, 2, 2, 2])
     repeated = torch.tensor(looked_up).repeat_interleave(2)
@@ -93,7 +93,7 @@ class Partly:
 
 
 @pytest.mark.devices(2)
-def test_a_field_that_is_not_set_is_left_so(devices):
+def test_unset_field_stays_unset(devices):
     x = values((4, 3), "float32", 1).to(devices[0])
     chunks = dataparallel.scatter(Partly(x), devices[:2])
     whole = dataparallel.gather(chunks, devices[0])

@@ -39,7 +39,7 @@ def at_home(case):
 
 
 @given(case=strategies.cases("gather") | ALONE.map(at_home))
-def test_the_whole_is_a_copy(devices, case):
+def test_gathered_output_is_a_copy(devices, case):
     assert not any(observe(case, devices)["views"])
 
 

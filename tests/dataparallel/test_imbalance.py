@@ -57,7 +57,7 @@ def test_a_device_below_75_percent_of_another_is_named(devices, memory, cores):
 
 
 @pytest.mark.devices(4, distinct=True)
-def test_only_devices_that_take_part_are_compared(devices):
+def test_only_given_devices_are_compared(devices):
     assert not reported(devices[:2], [4, 4], [8, 8])
     module = torch.get_device_module(devices[0])
     asked = []

@@ -269,7 +269,7 @@ def test_copies_are_kept_only_without_grad_mode(devices, cached, data):
 
 
 @given(count=st.integers(1, 5), data=st.data())
-def test_asking_what_has_changed_changes_nothing(count, data):
+def test_looking_for_changes_changes_nothing(count, data):
     """Threads share what is kept: what one call finds, another may be about to send."""
     some = st.sets(st.integers(0, count - 1))
     unsettled, written = data.draw(some), data.draw(some)

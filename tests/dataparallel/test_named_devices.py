@@ -143,7 +143,7 @@ class Half(nn.Module):
 
 @pytest.mark.parametrize("count", [1, 3])
 @given(inner=st.booleans(), function=st.booleans())
-def test_a_buffer_elsewhere_is_refused(devices, count, inner, function):
+def test_buffer_on_another_device_is_refused(devices, count, inner, function):
     """On one device as on several, where a buffer would be copied from wherever it is."""
     targets = devices[:count]
     net = Half(targets[0], inner)

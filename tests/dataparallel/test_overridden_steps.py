@@ -34,7 +34,7 @@ def replaced_in_the_object(net, devices, name, step):
 @pytest.mark.parametrize("replace", [replaced_by_a_subclass, replaced_in_the_object])
 @pytest.mark.parametrize("name", ["scatter", "replicate", "parallel_apply", "gather"])
 @pytest.mark.devices(3)
-def test_a_replaced_step_is_called_with_what_was_given(devices, replace, name):
+def test_replaced_step_gets_the_given_arguments(devices, replace, name):
     """With the ids as they were passed, and the original behind it gives what it always gives."""
     called = []
     original = getattr(dataparallel.DataParallel, name)

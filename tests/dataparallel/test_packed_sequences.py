@@ -40,7 +40,7 @@ def check_indices(pack: PackedSequence, device: torch.device) -> None:
 
 @given(data=st.data(), lengths=LENGTHS, ordered=st.booleans(), on_cpu=st.booleans())
 @example(data=None, lengths=[3, 2, 1], ordered=True, on_cpu=True)
-def test_chunks_have_indices_if_the_whole_has(devices, data, lengths, ordered, on_cpu):
+def test_chunks_have_indices_like_the_whole(devices, data, lengths, ordered, on_cpu):
     targets = data.draw(strategies.device_lists(devices)) if data else devices[:1]
     whole = packed(lengths, torch.device("cpu") if on_cpu else targets[0], ordered)
     chunks = dataparallel.scatter(whole, targets)

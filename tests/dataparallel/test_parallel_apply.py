@@ -61,7 +61,7 @@ def test_each_call_has_its_device_as_the_current_one(devices, data):
 
 
 @given(data=st.data())
-def test_devices_default_to_where_the_inputs_are(devices, data):
+def test_devices_default_to_those_of_the_inputs(devices, data):
     targets = data.draw(strategies.device_lists(devices))
     kind = targets[0].type
     inputs = [(values((1,), "float32").to(target),) for target in targets]
@@ -109,9 +109,7 @@ def test_replicas_run_at_the_same_time(devices):
 
 
 @pytest.mark.devices(4, distinct=True)  # one replica interrupts
-def test_replicas_that_wait_for_each_other_end_though_the_caller_is_interrupted(
-    interruptible, devices
-):
+def test_waiting_replicas_end_after_an_interrupt_of_the_caller(interruptible, devices):
     """The first one interrupts the caller before the last one has begun."""
     together = threading.Barrier(len(devices), timeout=20)
     ended = threading.Semaphore(0)
@@ -257,7 +255,7 @@ class CodedError(Exception):
     data=st.data(),
     failure=st.sampled_from((CodedError(3, "why"), UnicodeDecodeError("a", b"?", 0, 1, "why"))),
 )
-def test_a_failure_that_takes_no_message_is_the_cause_of_another(devices, data, failure):
+def test_failure_without_a_message_becomes_the_cause(devices, data, failure):
     targets = data.draw(strategies.device_lists(devices, min_size=2))
 
     def broken(x):

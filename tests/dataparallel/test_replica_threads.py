@@ -47,7 +47,7 @@ class Doing(nn.Module):
 
 @pytest.mark.parametrize("started", [0, 1])
 @pytest.mark.parametrize("failing", [None, 1, 2])
-def test_a_system_without_more_threads_has_that_of_the_caller(started, failing):
+def test_replicas_run_in_the_caller_without_new_threads(started, failing):
     """The work is done there, one replica after the other, and failures are told."""
     left = [started]
 

@@ -54,7 +54,7 @@ def test_broadcast_puts_the_same_values_everywhere(devices, case):
 
 
 @given(data=st.data(), seed=st.integers(0, 100), detach=st.booleans(), training=st.booleans())
-def test_each_replica_is_whole_and_at_home(devices, data, seed, detach, training):
+def test_each_replica_is_complete_and_on_its_device(devices, data, seed, detach, training):
     """With the ties and the mode of the module, which is left as it was."""
     targets = data.draw(strategies.device_lists(devices))
     module = Branched(seed).to(targets[0]).train(training)

@@ -44,7 +44,7 @@ def test_rows_stay_in_order_and_none_is_lost(devices, case):
 
 @given(case=strategies.cases("scatter"))
 @example(case=Case("scatter", slots=(1, 0), shape=(4, 2), source=0))
-def test_only_a_chunk_that_stays_is_a_view(devices, case):
+def test_only_a_chunk_on_its_own_device_is_a_view(devices, case):
     """A chunk whose target holds the input already is a part of it; every other is a copy."""
     seen = observe(case, devices)
     home = place(case.source, devices)

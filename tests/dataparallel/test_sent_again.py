@@ -99,7 +99,7 @@ def expected(net, names, devices):
 @pytest.mark.parametrize("name", DONE)
 @few
 @given(data=st.data(), mode=st.sampled_from((torch.no_grad, torch.inference_mode)))
-def test_only_what_has_changed_is_sent(simulated, name, data, mode):
+def test_only_changed_tensors_are_sent(simulated, name, data, mode):
     targets = data.draw(strategies.device_lists(simulated, min_size=3, max_size=4))
     change, sent = DONE[name]
     net = Two().to(targets[0])

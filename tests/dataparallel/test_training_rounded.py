@@ -139,7 +139,7 @@ def test_autocast_and_loss_scaling(devices, data, broken):
 
 @pytest.mark.devices(4)
 @pytest.mark.parametrize("make", [nn.LazyBatchNorm1d, lambda: nn.Sequential(nn.LazyLinear(3))])
-def test_lazy_modules_say_what_to_do(devices, make):
+def test_lazy_module_raises_with_advice(devices, make):
     """Shapes have to be learned before there is something to copy; theirs is a ValueError too."""
     lazy = make().to(devices[0])
     model = dataparallel.DataParallel(lazy, devices)

@@ -205,7 +205,7 @@ def test_parameters_unknown_to_the_transform(devices, data, inside, cached):
 
 
 @given(data=st.data(), batched=st.lists(st.booleans(), min_size=1, max_size=8))
-def test_sums_of_what_is_batched_and_what_is_not(devices, data, batched):
+def test_sums_of_batched_and_plain_tensors(devices, data, batched):
     """The sum so far may have fewer dimensions than what is added to it: plain, plain, batched."""
     targets = data.draw(strategies.device_lists(devices, min_size=len(batched)))
     batched = (batched * len(targets))[: len(targets)]

@@ -85,7 +85,7 @@ DATAPARALLEL = [
         call_instead(
             "cat", lambda _, parts, dim: torch.cat(parts, dim) if parts[1:] else parts[0], 1
         ),
-        "test_the_whole_is_a_copy",
+        "test_gathered_output_is_a_copy",
     ),
     fault(
         "outputs are joined in reverse",
@@ -178,7 +178,7 @@ DATAPARALLEL = [
         "an argument that is returned loses its class",
         "dataparallel:_original",
         instead(lambda stock: lambda tensor, originals: tensor),
-        "test_results_are_of_the_class_that_they_have_in_theirs",
+        "test_results_have_their_class",
         name="comm.broadcast",
     ),
     # Replicas.
@@ -230,7 +230,7 @@ DATAPARALLEL = [
         "a module elsewhere is not noticed",
         "dataparallel:_check_placement",
         never("device"),
-        "test_a_buffer_elsewhere_is_refused",
+        "test_buffer_on_another_device_is_refused",
         raises=Exception,
         count=3,
     ),

@@ -90,7 +90,7 @@ def on(tree, target):
 @pytest.mark.filterwarnings("ignore:every replica returned a 0-dimensional tensor")
 @pytest.mark.filterwarnings("ignore:Was asked to gather along dimension 0")
 @given(data=st.data())
-def test_numbers_become_a_vector(devices, data):
+def test_scalars_become_a_vector(devices, data):
     targets = data.draw(strategies.device_lists(devices))
     seen = []
     for lib in (ours, theirs):

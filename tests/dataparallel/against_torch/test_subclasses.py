@@ -95,7 +95,7 @@ def reported(call):
 
 @pytest.mark.devices(2, distinct=True, at_least=True)  # theirs shares memory on one device
 @pytest.mark.parametrize("name", CALLS)
-def test_results_are_of_the_class_that_they_have_in_theirs(devices, name):
+def test_results_have_their_class(devices, name):
     found = [reported(lambda m=m: CALLS[name](m, Distribution, devices)) for m in (ours, theirs)]
     assert found[0] == found[1]
 
@@ -134,32 +134,3 @@ def test_a_model_is_called_with_tensors_of_a_subclass(devices, module, batch, tr
     if trains:
         out.sum().backward()
         assert type(net.weight.grad) is torch.Tensor
-
-
-class Held(torch.Tensor):
-    """A tensor around another, whose operators go through its `__torch_dispatch__`."""
-
-    @staticmethod
-    def __new__(cls, held):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), dtype=held.dtype, device=held.device
-        )
-
-    def __init__(self, held):
-        self.held = held
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        args, kwargs = torch.utils._pytree.tree_map_only(
-            cls, lambda x: x.held, (args, kwargs or {})
-        )
-        return torch.utils._pytree.tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
-
-
-@pytest.mark.devices(2, at_least=True)
-def test_chunks_of_a_class_that_dispatches_are_of_it(devices):
-    """C++ calls a `__torch_dispatch__` like any kernel."""
-    for module in (ours, theirs):
-        chunks = module.comm.scatter(Held(rows(torch.Tensor, devices[0])), numbers(devices[:2]))
-        assert [type(chunk) for chunk in chunks] == [Held, Held]
-        assert [chunk.held.device for chunk in chunks] == devices[:2]

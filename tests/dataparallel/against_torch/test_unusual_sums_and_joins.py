@@ -31,7 +31,7 @@ def repeated(devices):
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_a_sum_begins_where_theirs_does(devices, dtype, data, seed):
+def test_sums_add_in_their_order(devices, dtype, data, seed):
     """The order shows in numbers that round, also where several parts lie on the destination."""
     targets = data.draw(repeated(devices))
     wanted = data.draw(st.sampled_from(targets))
@@ -61,7 +61,7 @@ def test_gradients_add_in_their_order(devices, data, seed):
 
 
 @given(data=st.data(), names=st.lists(st.sampled_from(REAL), min_size=2, max_size=4))
-def test_dtypes_that_differ(devices, data, names):
+def test_different_dtypes(devices, data, names):
     """The first part's in a join; the first two's in a sum, theirs where a device comes again."""
     targets = data.draw(strategies.device_lists(devices, min_size=len(names)))[: len(names)]
     names = names[: len(targets)]

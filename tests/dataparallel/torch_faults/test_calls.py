@@ -131,7 +131,7 @@ def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(
 
 
 @given(data=st.data())
-def test_threads_that_are_used_again_have_the_settings_of_now(devices, data):
+def test_reused_threads_have_the_current_settings(devices, data):
     """A new thread takes them over when it begins; one that is kept has to be told."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     kind = targets[0].type

@@ -131,7 +131,7 @@ def test_operators_run_in_the_dtype_of_their_policy(devices, name, data, lower):
         torch.testing.assert_close(x.grad.cpu(), y.grad, **bound)
 
 
-def test_a_number_on_the_cpu_does_not_count(devices):
+def test_cpu_scalar_is_not_cast(devices):
     """A CPU tensor without dimensions may take part: it is not cast and makes nothing wider."""
     x = torch.ones(3, device=devices[0], dtype=torch.float16)
     with torch.autocast(devices[0].type):
@@ -157,7 +157,7 @@ def test_binary_cross_entropy_is_refused(devices):
 
 
 @given(lower=LOWER)
-def test_another_half_dtype_is_refused_where_the_widest_counts(devices, lower):
+def test_two_half_dtypes_are_refused_by_a_widest_policy(devices, lower):
     other = HALVES[lower is HALVES[0]]
     x = torch.ones(3, device=devices[0])
     with (
@@ -168,7 +168,7 @@ def test_another_half_dtype_is_refused_where_the_widest_counts(devices, lower):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex64])
-def test_autocast_takes_a_dtype_that_is_no_half(devices, dtype):
+def test_autocast_takes_wide_dtypes(devices, dtype):
     """Without a warning, and casts to it."""
     x = torch.ones(2, 2, device=devices[0])
     with torch.autocast(devices[0].type, dtype=dtype):

@@ -103,7 +103,7 @@ OTHERS = (torch.complex32, torch.complex64, torch.float16, torch.float32, torch.
     swap=st.booleans(),
     slot=st.integers(0, 7),
 )
-def test_only_what_is_complex_halves_is_rounded_to_them(
+def test_only_results_in_complex_halves_are_rounded(
     devices, numbers, dtype, no_dimension, swap, slot
 ):
     x, y = (part.to(place(slot, devices)) for part in pair(numbers))
@@ -140,7 +140,7 @@ def test_complex_halves_are_changed_in_place(devices, name, numbers, slot):
     size=st.integers(0, 5),
     slot=st.integers(0, 7),
 )
-def test_an_output_has_the_numbers_that_were_rounded(devices, name, numbers, dtype, size, slot):
+def test_output_has_rounded_numbers(devices, name, numbers, dtype, size, slot):
     x, y = (part.to(place(slot, devices)) for part in pair(numbers))
     out = torch.empty(size, dtype=dtype, device=x.device)
     with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def test_an_output_has_the_numbers_that_were_rounded(devices, name, numbers, dty
     dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),
     slot=st.integers(0, 7),
 )
-def test_a_real_output_has_the_halves_that_were_rounded(devices, numbers, dtype, slot):
+def test_real_output_has_rounded_halves(devices, numbers, dtype, slot):
     x = pair(numbers)[0].to(place(slot, devices))
     out = torch.empty_like(x.real, dtype=dtype)
     assert torch.angle(x, out=out) is out

@@ -117,7 +117,7 @@ HAD = {
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", HAD)
-def test_a_dtype_that_the_cpu_lacks_is_computed(devices, name):
+def test_dtype_without_a_cpu_kernel_is_computed(devices, name):
     call, expected, dtype = HAD[name]
     found = call(torch.full((1,), 3, device=devices[-1]).float().to(getattr(torch, dtype)))
     assert found.device == devices[-1]
@@ -169,7 +169,7 @@ def test_halves_have_no_histogram(devices):
     dtype=st.sampled_from([torch.bool, torch.complex64, torch.int32, torch.float32]),
     values=st.lists(st.booleans(), min_size=1, max_size=4),
 )
-def test_a_number_is_added_where_it_is_scattered(devices, dtype, values):
+def test_scatter_adds_a_number(devices, dtype, values):
     """By the other name of a sum, to what has no order too."""
     x = torch.tensor(values).to(devices[0], dtype)
     index = torch.zeros_like(x, dtype=torch.int64)
@@ -208,7 +208,7 @@ WIDE_OUTPUTS = {
 @given(
     slot=st.integers(0, 7), shape=st.lists(st.integers(0, 4), max_size=3), size=st.integers(2, 5)
 )
-def test_an_output_takes_the_shape_of_what_is_computed_wider(devices, name, slot, shape, size):
+def test_output_of_a_wider_computation_is_resized(devices, name, slot, shape, size):
     call = WIDE_OUTPUTS[name]
     dtype = torch.float16 if name == "avg_pool3d" else torch.int32
     x = torch.ones(1, 2, size, size, size, device=place(slot, devices))
@@ -259,7 +259,7 @@ NUMBERS = (False, True, 0, 1, 2, 0.0, -0.0, 1.0, 0.1, complex(1, 0.0), complex(1
     defaults=st.lists(st.sampled_from([torch.float32, torch.float64]), min_size=1, max_size=2),
 )
 @example(numbers=[0.1, 1], dtype=torch.int64, defaults=[torch.float32, torch.float64])
-def test_a_number_beside_an_output_counts_for_what_it_is(devices, numbers, dtype, defaults):
+def test_number_beside_an_output_has_its_own_type(devices, numbers, dtype, defaults):
     x = torch.ones(2, dtype=dtype)
     there = x.to(devices[0])
     before = torch.get_default_dtype()

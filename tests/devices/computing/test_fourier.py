@@ -26,7 +26,7 @@ def options(name, dim, size):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(norm=NORMS, dim=st.sampled_from([0, -1]), size=st.sampled_from([None, 4, 16]))
-def test_a_transform_of_halves_is_that_of_floats(devices, name, norm, dim, size):
+def test_transform_of_halves_matches_floats(devices, name, norm, dim, size):
     """To the rounding of its result, which the GPU computes in half precision as well."""
     function = getattr(torch.fft, name)
     size = 8 if size is None and name in TO_REAL else size

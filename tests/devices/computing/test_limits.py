@@ -74,7 +74,7 @@ CALLED = {
     dims=st.integers(1, 3),
     transposed=st.booleans(),
 )
-def test_a_convolution_names_the_types_that_differ(devices, dtypes, dims, transposed):
+def test_convolution_of_two_types_names_both(devices, dtypes, dims, transposed):
     convolve = getattr(F, f"conv{'_transpose' * transposed}{dims}d")
     x, weight = (
         torch.ones(2, 2, *[3] * dims, device=devices[0], dtype=dtype) for dtype in dtypes[:2]
@@ -92,7 +92,7 @@ SIZES = st.sampled_from([8, 15, 16, 17, 24, 31, 32])
 
 
 @given(rows=SIZES, inner=SIZES, columns=SIZES)
-def test_products_of_eight_bits_have_sizes_that_cublas_has(devices, rows, inner, columns):
+def test_int8_products_have_the_sizes_of_cublas(devices, rows, inner, columns):
     left = torch.ones(rows, inner, dtype=torch.int8, device=devices[0])
     right = torch.ones(columns, inner, dtype=torch.int8, device=devices[0]).t()
     if rows > 16 and inner % 8 == columns % 8 == 0:
@@ -143,7 +143,7 @@ BIASES = {
 @example(dtype=torch.bfloat16, out=torch.float32)
 @example(dtype=torch.float16, out=torch.bfloat16)
 @example(dtype=torch.float32, out=torch.bfloat16)
-def test_the_bias_of_a_product_of_float8_has_a_dtype_that_cublas_adds(devices, dtype, out):
+def test_float8_bias_has_a_dtype_of_cublas(devices, dtype, out):
     if devices[0].type == "cuda" and torch.cuda.get_device_capability(devices[0]) < (8, 9):
         pytest.skip("needs a GPU that multiplies float8")
     x = torch.ones(16, 16, device=devices[0]).to(torch.float8_e4m3fn)
@@ -161,7 +161,7 @@ def test_the_bias_of_a_product_of_float8_has_a_dtype_that_cublas_adds(devices, d
 
 
 @given(rows=SIZES, inner=SIZES, columns=SIZES)
-def test_products_of_float8_have_sizes_that_cublas_has(devices, rows, inner, columns):
+def test_float8_products_have_the_sizes_of_cublas(devices, rows, inner, columns):
     left = torch.ones(rows, inner, device=devices[0]).to(torch.float8_e4m3fn)
     right = torch.ones(columns, inner, device=devices[0]).to(torch.float8_e4m3fn).t()
     scale = torch.ones((), device=devices[0])
@@ -310,9 +310,7 @@ def test_without_antialiasing_any_scale_is_taken(devices):
     batch=st.sampled_from([(), (2,), (0,)]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.complex64]),
 )
-def test_factors_without_pivots_are_those_that_were_multiplied(
-    devices, seed, rows, columns, batch, dtype
-):
+def test_lu_without_pivots_finds_the_factors(devices, seed, rows, columns, batch, dtype):
     """There is only one such pair, and of small integers it is found without rounding."""
     random = torch.Generator().manual_seed(seed)
     rank = min(rows, columns)

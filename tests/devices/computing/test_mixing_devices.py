@@ -57,7 +57,7 @@ NUMBERS = {
         if text != ""
     ],
 )
-def test_a_cpu_scalar_is_taken_where_cuda_takes_one(devices, name, slot):
+def test_cpu_scalar_is_taken_or_refused_as_on_cuda(devices, name, slot):
     call, row = NUMBERS[name]
     operands = [torch.ones(2, device=devices[-1]) for _ in row]
     operands[slot] = torch.tensor(1.0)
@@ -80,7 +80,7 @@ def test_a_range_takes_bounds_from_any_device(devices, slots, steps):
     torch.testing.assert_close(powers.cpu(), torch.logspace(1, 3, steps, base=2))
 
 
-def test_a_target_on_the_cpu_is_no_number(devices):
+def test_loss_with_a_cpu_target_raises(devices):
     loss = torch.nn.functional.binary_cross_entropy
     one = torch.tensor(0.5, device=devices[-1])
     with pytest.raises(RuntimeError, match=TOGETHER):
@@ -93,7 +93,7 @@ def test_a_target_on_the_cpu_is_no_number(devices):
     ones=st.integers(1, 3),
     combine=st.sampled_from((torch.add, torch.mul, torch.Tensor.add_, torch.maximum, torch.mm)),
 )
-def test_a_tensor_of_one_element_on_the_cpu_is_no_number(devices, slot, ones, combine):
+def test_cpu_tensor_with_dimensions_is_no_scalar(devices, slot, ones, combine):
     """Only what has no dimensions may mix, whatever the shape broadcasts to."""
     x = values((1, 1), "float32").to(place(slot, devices))
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
@@ -109,7 +109,7 @@ LIKE = {
 
 
 @pytest.mark.parametrize("like", LIKE)
-def test_a_tensor_like_one_of_a_device_can_be_elsewhere(devices, like):
+def test_like_functions_take_another_device(devices, like):
     x = torch.ones(2, 3, device=devices[-1])
     for wanted in ("meta", "cpu", devices[0]):
         y = LIKE[like](x, device=wanted)
@@ -117,7 +117,7 @@ def test_a_tensor_like_one_of_a_device_can_be_elsewhere(devices, like):
 
 
 @given(slot=st.integers(0, 7), onto=st.integers(-1, 7), twice=st.booleans(), sort=st.booleans())
-def test_a_copy_of_a_sparse_tensor_is_coalesced_where_it_was(devices, slot, onto, twice, sort):
+def test_copy_of_a_sparse_tensor_keeps_its_coalesced_flag(devices, slot, onto, twice, sort):
     x = torch.sparse_coo_tensor(
         [[2, 0, 2 if twice else 1]], [1.0, 2.0, 3.0], (4,), check_invariants=False
     )
@@ -234,7 +234,7 @@ def test_views_share_memory_and_version(devices, name, slot, dtype):
     mask=st.booleans(),
     in_place=st.booleans(),
 )
-def test_a_number_from_anywhere_is_put_anywhere(devices, slots, to_host, mask, in_place):
+def test_index_put_takes_a_number_of_any_device(devices, slots, to_host, mask, in_place):
     """`x[index] = loss`: a value without dimensions comes along, from any device to any other."""
     home = torch.device("cpu") if to_host else place(slots[0], devices)
     x = torch.zeros(3, device=home)

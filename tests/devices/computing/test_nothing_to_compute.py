@@ -79,7 +79,7 @@ def test_complex_numbers_have_no_median(devices, count):
         x.median()
 
 
-def test_a_number_without_end_is_no_size(devices):
+def test_infinite_scalar_tensor_is_made(devices):
     """It is what a scaled loss may be: no room is looked for."""
     found = torch.scalar_tensor(float("inf"), device=devices[-1])
     assert found.item() == float("inf")

@@ -138,7 +138,7 @@ def test_zeros_give_a_sparse_output_their_shape(devices, data, shape):
     shape=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     undefined=st.integers(-(2**62), 2**62),
 )
-def test_compressed_zeros_are_made_of_anything(devices, data, layout, shape, undefined):
+def test_compressed_zeros_ignore_undefined_indices(devices, data, layout, shape, undefined):
     """Indices that `torch.empty` has left undefined are written, and not looked at."""
     device = data.draw(st.sampled_from(devices))
     zeros = torch.zeros(shape).tolist()
@@ -184,7 +184,7 @@ def test_operators_without_a_cuda_kernel_are_refused(devices):
 
 @few
 @given(pair=st.permutations(range(3)), rows=st.integers(1, 4))
-def test_a_sparse_tensor_is_copied_from_anywhere_to_anywhere(devices, pair, rows):
+def test_sparse_tensor_is_copied_between_any_devices(devices, pair, rows):
     expected = torch.eye(4)[:rows] * torch.arange(1.0, 5.0)
     places = [place(pair[0], devices), torch.device("cpu"), place(pair[1], devices)]
     for source in places:

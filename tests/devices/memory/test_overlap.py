@@ -59,7 +59,7 @@ def outcome(call, views, device, as_bytes):
 
 @pytest.mark.parametrize("name", IN_PLACE)
 @given(views=pairs_of_views(), as_bytes=st.booleans())
-def test_overlapping_memory_is_refused_where_the_cpu_refuses_it(devices, name, views, as_bytes):
+def test_overlapping_memory_is_refused_as_on_the_cpu(devices, name, views, as_bytes):
     call = IN_PLACE[name]
     seen = [outcome(call, views, device, as_bytes) for device in ("cpu", devices[-1])]
     if devices[-1].type == "cuda" and isinstance(seen[0], list):
@@ -71,9 +71,7 @@ def test_overlapping_memory_is_refused_where_the_cpu_refuses_it(devices, name, v
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @given(length=st.integers(1, 4), start=st.integers(4, 7), given=st.integers(1, 4))
-def test_an_output_in_the_storage_that_is_read_takes_the_shape_of_the_result(
-    devices, length, start, given
-):
+def test_output_in_the_storage_of_an_input_is_resized(devices, length, start, given):
     seen = []
     for device in ("cpu", devices[-1]):
         x = torch.arange(1.0, SIZE + 1, device=device)
@@ -107,7 +105,7 @@ def grown(name, x, out):
 
 @pytest.mark.parametrize("name", GROWING)
 @given(data=st.data())
-def test_an_output_that_has_to_grow_may_not_be_read_beside(devices, name, data):
+def test_growing_output_may_not_share_memory_with_an_input(devices, name, data):
     """Its memory is another then, but what is read stands on it as before."""
     read, written = view_of(data), view_of(data)
     same = data.draw(st.booleans())
@@ -128,7 +126,7 @@ def test_an_output_that_has_to_grow_may_not_be_read_beside(devices, name, data):
 
 
 @given(slot=st.integers(0, 7), count=st.integers(1, 4), into=st.sampled_from(("real", "imag")))
-def test_signs_that_are_lazy_count_within_one_storage(devices, slot, count, into):
+def test_lazy_negation_counts_within_one_storage(devices, slot, count, into):
     """The imaginary part of a conjugate is a negated view of the memory that is written to."""
     expected = torch.complex(values((count,), "float32", 1), values((count,), "float32", 2))
     x = expected.to(place(slot, devices))
@@ -141,7 +139,7 @@ def test_signs_that_are_lazy_count_within_one_storage(devices, slot, count, into
 
 
 @given(slot=st.integers(0, 7), at=st.integers(0, 2), shifted=st.booleans())
-def test_a_list_that_has_the_output_in_it_is_refused(devices, slot, at, shifted):
+def test_cat_into_one_of_its_inputs_raises(devices, slot, at, shifted):
     """Whichever of its tensors is the output, or stands on its memory."""
     seen = []
     for device in ("cpu", place(slot, devices)):

@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import strategies
-from tests.support.observe import input_of, place, plain, same_memory, values
+from tests.support.observe import input_of, place, plain, same_memory
 
 slots = st.integers(0, 7)
 
@@ -95,13 +94,3 @@ def test_memory_of_a_device_cannot_be_pinned(devices, slot):
         torch.empty(2, device=device, pin_memory=True)
     with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
         torch.rand(2, device=device, pin_memory=True)
-
-
-@given(count=st.integers(1, 9), size=st.integers(1, 4))
-def test_a_loader_pins_what_it_yields(devices, count, size):
-    rows = values((count, 2), "float32")
-    loader = DataLoader(TensorDataset(rows, rows), batch_size=size, pin_memory=True)
-    batches = list(loader)
-    assert all(half.is_pinned() for batch in batches for half in batch)
-    assert plain(torch.cat([first for first, _ in batches])) == plain(rows)
-    assert not rows.is_pinned()

@@ -80,7 +80,7 @@ def test_loading_restores_the_saved_tensors(devices, target, case, other, weight
 
 
 @given(past=st.integers(0, 50), weights_only=st.booleans())
-def test_loading_to_a_device_that_is_not_there_raises(devices, past, weights_only):
+def test_loading_to_a_missing_device_raises(devices, past, weights_only):
     kind = devices[0].type
     count = torch.get_device_module(kind).device_count()
     file = saved(torch.ones(2, device=devices[0]))
@@ -107,7 +107,7 @@ def test_copies_keep_sharing_within_and_share_nothing_without(devices, way, case
 
 
 @given(slot=slots, start=st.integers(1, 40), sizes=st.lists(st.integers(0, 3000), max_size=5))
-def test_a_storage_that_is_resized_keeps_its_bytes_and_its_views(devices, slot, start, sizes):
+def test_resized_storage_keeps_its_bytes_and_views(devices, slot, start, sizes):
     """Whoever stands on it sees the new memory, and it takes what a fresh one would take."""
     device = place(slot, devices)
     before = held(device)
@@ -193,7 +193,7 @@ OTHERS = {
 
 
 @given(shape=st.sampled_from([(2, 2), (2, 3), (1, 1), (0, 2)]), slot=slots)
-def test_a_tensor_is_set_to_what_is_the_same_view_of_its_storage(devices, shape, slot):
+def test_is_set_to_compares_views_as_on_the_cpu(devices, shape, slot):
     def seen(device):
         x = torch.ones(3, *shape, device=device)[1]
         others = {name: OTHERS[name](x) for name in OTHERS}
@@ -224,7 +224,7 @@ STORAGE_USES = {
 
 @pytest.mark.parametrize("use", sorted(STORAGE_USES))
 @given(data=st.lists(st.integers(0, 255), min_size=2, max_size=20), slot=slots)
-def test_a_storage_answers_as_one_on_the_cpu(devices, use, data, slot):
+def test_storage_methods_match_the_cpu(devices, use, data, slot):
     storage = storage_of(data, place(slot, devices))
     assert STORAGE_USES[use](storage) == STORAGE_USES[use](storage_of(data, "cpu"))
     assert storage.tolist() == data
@@ -255,7 +255,7 @@ def test_storages_are_made_written_and_copied(devices, data, pair):
 
 
 @given(slot=slots)
-def test_a_storage_refuses_what_the_cpu_refuses(devices, slot):
+def test_storage_refuses_the_wrong_arguments_of_the_cpu(devices, slot):
     for wrong in ((1, 2), (True,), (1.5,), ("x",), (None,), ([1.5],)):
         with pytest.raises((TypeError, RuntimeError)) as on_cpu:
             torch.UntypedStorage(*wrong, device="cpu")
@@ -286,7 +286,7 @@ def test_sharing_a_storage_between_processes_changes_nothing(devices, slot):
 
 @pytest.mark.devices(4, distinct=True)
 @given(pair=st.permutations(range(-1, 4)))
-def test_a_tensor_cannot_stand_on_a_storage_of_another_device(devices, pair):
+def test_set_to_a_storage_of_another_device_raises(devices, pair):
     x, other = (values((2,), "float32").to(place(slot, devices)) for slot in pair[:2])
     with pytest.raises(RuntimeError, match="storage"):
         x.set_(other.untyped_storage())
@@ -296,24 +296,16 @@ def test_a_tensor_cannot_stand_on_a_storage_of_another_device(devices, pair):
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")  # 2.15, once
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
-@pytest.mark.parametrize("by", ["nothing", "name", "function", "table"])
-def test_sparse_tensors_are_loaded_where_the_program_says(devices, layout, by):
+def test_sparse_tensors_are_loaded_to_map_location(devices, layout):
     there, elsewhere = devices[-1], devices[0]
     dense = torch.eye(4, device=there)
     blocks = ((2, 2),) if layout == "bsr" else ()
     x = dense.to_sparse() if layout == "coo" else getattr(dense, f"to_sparse_{layout}")(*blocks)
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    to, expected = {
-        "nothing": (None, there),
-        "name": ("cpu", torch.device("cpu")),
-        "function": (lambda storage, location: storage, torch.device("cpu")),
-        "table": ({str(there): str(elsewhere)}, elsewhere),
-    }[by]
-    loaded = torch.load(file, map_location=to)
-    assert (loaded.device, loaded.layout) == (expected, x.layout)
-    assert torch.equal(loaded.to_dense().cpu(), dense.cpu())
+    for target in sorted(TARGETS):
+        where, expected = TARGETS[target](there, elsewhere)
+        loaded = torch.load(saved(x), map_location=where)
+        assert (loaded.device, loaded.layout) == (expected, x.layout)
+        assert torch.equal(loaded.to_dense().cpu(), dense.cpu())
 
 
 @given(slot=slots, count=st.integers(1, 6), extra=st.integers(1, 400))

@@ -23,7 +23,7 @@ UNNAMED = {torch.bfloat16: "BFloat16", torch.bool: "Bool", torch.complex64: "Com
 @pytest.mark.devices(3, distinct=True)
 @pytest.mark.parametrize(("name", "slot"), rows(NAMED))
 @given(data=st.data())
-def test_a_kernel_names_the_argument_that_is_elsewhere(devices, name, slot, data):
+def test_kernel_names_the_argument_on_another_device(devices, name, slot, data):
     check_kernel(devices, name, slot, data)
 
 
@@ -37,7 +37,7 @@ def test_an_elementwise_kernel_names_two_devices(devices, name, slot, data):
 @pytest.mark.devices(3, distinct=True)
 @pytest.mark.parametrize("slot", range(2))
 @given(data=st.data(), nested=st.booleans())
-def test_a_mask_and_what_it_fills_are_named(devices, slot, data, nested):
+def test_masked_fill_names_the_devices_of_both(devices, slot, data, nested):
     *_, (x, mask) = placed(data, devices, [torch.ones(2, 2), torch.ones(2, 2) > 0], slot)
     if nested:
         with warnings.catch_warnings():
@@ -53,7 +53,7 @@ def test_a_mask_and_what_it_fills_are_named(devices, slot, data, nested):
 
 @pytest.mark.devices(3, distinct=True)
 @given(data=st.data(), operator=st.sampled_from(["fill_", "masked_fill", "where"]))
-def test_a_number_of_another_device_comes_along(devices, data, operator):
+def test_number_of_another_device_is_copied(devices, data, operator):
     """CUDA copies it or reads it, where other elementwise kernels refuse it."""
     home, away = data.draw(st.permutations([*devices, torch.device("cpu")]))[:2]
     if operator != "fill_" and home.type == "cpu":  # CUDA fills it only by fill_

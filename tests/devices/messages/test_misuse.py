@@ -42,7 +42,7 @@ def test_a_number_of_the_cpu_takes_nothing_from_a_device(devices, data):
 @pytest.mark.devices(2, distinct=True)
 @pytest.mark.parametrize("foreach", [False, True])
 @given(data=st.data(), slot=st.sampled_from(["momentum_buffer", "grad"]))
-def test_an_optimizer_whose_state_is_elsewhere(devices, foreach, data, slot):
+def test_optimizer_state_on_another_device_raises(devices, foreach, data, slot):
     home, away = elsewhere(data, devices)
     parameter = torch.ones(3, device=home, requires_grad=True)
     optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.5, foreach=foreach)

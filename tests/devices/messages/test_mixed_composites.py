@@ -136,7 +136,7 @@ def _takes_two_tensors(op):
 
 
 @pytest.mark.parametrize("kind", UNTRIED)
-def test_every_operator_that_takes_two_tensors_is_tried(kind):
+def test_every_operator_of_two_tensors_is_tried(kind):
     """Of those that PyTorch has a kernel for on the CPU, out of which devices have theirs."""
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(f"{kind}CPU")
     names = [name.removeprefix("aten::") for name in registered if name.startswith("aten::")]

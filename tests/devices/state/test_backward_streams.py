@@ -55,7 +55,7 @@ class Streams:
 
 
 @given(forward=st.lists(places, min_size=1, max_size=4), caller=st.lists(places, max_size=3))
-def test_it_runs_where_its_forward_ran(devices, forward, caller):
+def test_backward_runs_on_the_stream_of_its_forward(devices, forward, caller):
     streams, noted, expected = Streams(devices), [], []
     module = streams.module
     x = torch.ones(2, device=place(forward[0][0], devices), requires_grad=True)
@@ -89,7 +89,7 @@ def test_it_runs_where_its_forward_ran(devices, forward, caller):
 
 
 @given(forward=places, caller=places)
-def test_a_failing_one_puts_device_and_streams_back(devices, forward, caller):
+def test_failing_backward_restores_device_and_streams(devices, forward, caller):
     streams = Streams(devices)
     module = streams.module
 

@@ -42,7 +42,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("draw", sorted(DRAWS))
 @given(slot=slots, seed=st.integers(0, 1000))
-def test_a_generator_repeats_what_it_drew(devices, draw, slot, seed):
+def test_generator_repeats_its_draws(devices, draw, slot, seed):
     device = place(slot, devices)
     module = torch.get_device_module(device)
     before = module.get_rng_state(device)
@@ -78,7 +78,7 @@ def test_a_generator_of_the_wrong_kind_of_device_raises(devices, draw, slot):
         DRAWS[draw]("cpu", torch.Generator(device=device))
 
 
-def test_a_generator_has_the_device_that_it_was_made_with(devices):
+def test_generator_keeps_the_device_of_its_constructor(devices):
     """Without an index, or with one that no device has, until the end."""
     kind = devices[0].type
     for device in (kind, f"{kind}:99", torch.device(kind)):
@@ -119,9 +119,7 @@ def test_a_generator_shares_its_stream_and_is_pickled_with_its_place(devices, sl
 
 
 @given(slot=slots, seed=st.integers(0, 1000), turns=st.lists(st.booleans(), max_size=4))
-def test_the_generator_of_a_device_draws_from_the_stream_that_it_is_given(
-    devices, slot, seed, turns
-):
+def test_default_generator_draws_from_a_shared_stream(devices, slot, seed, turns):
     """Both move it on; and the device's own stream stands still meanwhile."""
     device, draw = place(slot, devices), DRAWS["rand"]
     default = torch.get_device_module(device).default_generators[device.index]
@@ -162,7 +160,7 @@ STATES = {
 
 @pytest.mark.parametrize("kind", sorted(STATES))
 @given(slot=slots, seed=st.integers(0, 1000))
-def test_a_state_that_is_none_is_refused_and_changes_nothing(devices, kind, slot, seed):
+def test_wrong_state_raises_and_changes_nothing(devices, kind, slot, seed):
     generator = torch.Generator(device=place(slot, devices)).manual_seed(seed)
     state = generator.get_state()
     other = STATES[kind](torch.ones_like(state))

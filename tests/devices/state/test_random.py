@@ -48,7 +48,7 @@ def mask(device):
 
 @pytest.mark.parametrize("name", sorted(DRAWS))
 @given(data=st.data(), seed=seeds)
-def test_the_cpu_stream_is_never_used(devices, name, data, seed):
+def test_device_draws_leave_the_cpu_stream_alone(devices, name, data, seed):
     target = data.draw(st.sampled_from(devices))
     torch.default_generator.manual_seed(seed)
     before = torch.get_rng_state()
@@ -87,7 +87,7 @@ def test_seeding_one_device_does_not_change_others(devices, slot, seed):
 
 
 @given(data=st.data(), seed=seeds)
-def test_a_seed_repeats_what_it_gave(devices, data, seed):
+def test_seed_repeats_its_numbers(devices, data, seed):
     """torch.manual_seed reaches every device, and a saved state can be put back."""
     module = torch.get_device_module(devices[0])
     target = data.draw(st.sampled_from(devices))
@@ -155,26 +155,22 @@ def test_concurrent_threads_draw_the_numbers_of_single_ones(devices, seed, draws
 def test_seeds_from_the_operating_system(devices, seed, slot):
     """`seed` is about the current device, `seed_all` about all; what was drawn can be used."""
     module = torch.get_device_module(devices[0])
+
+    def seed_of(device):
+        with module.device(device):
+            return module.initial_seed()
+
     seeded(devices, seed)
-    before = [plain(module.get_rng_state(device)) for device in devices]
     with module.device(devices[slot]):
         module.seed()
-        chosen = module.initial_seed()
-    after = [plain(module.get_rng_state(device)) for device in devices]
-    assert [one != other for one, other in zip(before, after, strict=True)] == [
-        k == slot for k in range(3)
-    ]
-    drawn = mask(devices[slot])
+    assert [seed_of(device) != seed for device in devices] == [k == slot for k in range(3)]
+    chosen, drawn = seed_of(devices[slot]), mask(devices[slot])
     with module.device(devices[slot]):
         module.manual_seed(chosen)
     assert mask(devices[slot]) == drawn
     module.seed_all()
-    found = set()
-    for device in devices:
-        with module.device(device):
-            found.add(module.initial_seed())
-    assert len(found) == 1
-    assert found != {chosen}
+    assert {seed_of(device) for device in devices} not in ({seed}, {chosen})
+    assert len({seed_of(device) for device in devices}) == 1
 
 
 @pytest.mark.devices(3, distinct=True)

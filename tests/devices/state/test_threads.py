@@ -28,7 +28,7 @@ def test_the_current_device_is_the_threads_own(devices, data):
 
 
 @given(data=st.data())
-def test_a_stream_takes_each_thread_back_where_it_was(devices, data):
+def test_stream_block_restores_the_device_of_each_thread(devices, data):
     """Two threads make one stream current at the same time; the first to begin ends first."""
     module = torch.get_device_module(devices[0])
     mine, theirs, target = (data.draw(st.sampled_from(devices)) for _ in range(3))
@@ -55,7 +55,7 @@ def test_a_stream_takes_each_thread_back_where_it_was(devices, data):
 
 
 @given(data=st.data())
-def test_the_accelerators_stream_is_that_of_the_device(devices, data):
+def test_accelerator_stream_is_the_device_stream(devices, data):
     """`torch.accelerator.set_stream` takes the stream's device along, in the calling thread."""
     module = torch.get_device_module(devices[0])
     before, target = (data.draw(st.sampled_from(devices)) for _ in range(2))
@@ -121,7 +121,7 @@ def test_subclasses_of_generic_streams_and_events(devices):
 
 
 @pytest.mark.devices(2, distinct=True)
-def test_an_event_belongs_to_the_device_where_it_was_first_recorded(devices):
+def test_event_belongs_to_the_device_of_its_first_record(devices):
     module = torch.get_device_module(devices[0])
     here, there = (module.Stream(device) for device in devices)
     begin, end, other = (module.Event(enable_timing=True) for _ in range(3))

@@ -48,7 +48,7 @@ def test_a_scripted_module_moves(devices, data):
 
 @pytest.mark.parametrize("foreach", [False, True])
 @given(data=st.data(), first=st.booleans())
-def test_optimizer_trains_a_module_that_moves(devices, foreach, data, first):
+def test_optimizer_trains_a_moved_module(devices, foreach, data, first):
     """Two steps give the CPU's weights, whether the optimizer was made `first` or after it."""
     device = data.draw(st.sampled_from(devices))
     nets = {home: ExactNet(3, "float64") for home in (torch.device("cpu"), device)}
@@ -79,7 +79,7 @@ def test_checkpointing_repeats_dropout(devices, data, seed):
 
 
 @given(pair=st.tuples(st.integers(-1, 7), st.integers(-1, 7)))
-def test_hooks_of_a_parameter_stay_where_its_data_is_another(devices, pair):
+def test_hooks_of_a_parameter_survive_new_data(devices, pair):
     here, there = (place(slot, devices) for slot in pair)
     x = torch.ones(2, device=here, requires_grad=True)
     called = []
@@ -100,9 +100,7 @@ def test_hooks_of_a_parameter_stay_where_its_data_is_another(devices, pair):
     shape=st.lists(st.integers(1, 3), max_size=2),
     earlier=st.booleans(),
 )
-def test_only_the_memory_changes_where_data_is_assigned(
-    devices, here, there, dtype, shape, earlier
-):
+def test_assigning_data_changes_only_the_memory(devices, here, there, dtype, shape, earlier):
     """Its gradient stays where and as it is, and what was computed before goes on adding to it."""
     here, there = place(here, devices), place(there, devices)
     x = torch.ones(2, device=here, requires_grad=True)

@@ -207,16 +207,6 @@ def test_module_matches_cpu(devices, name, data, seed):
         compare(step(here, x), step(there, y), device)
 
 
-@given(data=st.data(), seed=st.integers(0, 1000))
-def test_a_lazy_module_becomes_real_on_the_device_of_its_first_input(devices, data, seed):
-    device = data.draw(st.sampled_from(devices))
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d()).to(device)
-    net(torch.randn(3, SIZE, device=device))
-    assert {x.device for x in net.state_dict().values()} == {device}
-    assert net[0].weight.shape == (5, SIZE)
-
-
 @given(data=st.data(), training=st.booleans())
 def test_sync_batch_norm_of_one_process_is_a_batch_norm(devices, data, training):
     device = data.draw(st.sampled_from(devices))

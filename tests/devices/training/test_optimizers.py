@@ -142,23 +142,6 @@ def test_sparse_gradients_train_the_rows_they_name(devices, name, kind, data, ro
     assert not torch.equal(there.weight.detach().cpu(), start)
 
 
-@given(data=st.data())
-def test_parameters_of_several_devices_share_an_optimizer(devices, data):
-    foreach = data.draw(st.sampled_from([False, True]))
-    places = data.draw(st.lists(st.sampled_from(devices), min_size=1, max_size=4))
-    here = [torch.ones(3, dtype=torch.float64, requires_grad=True) for _ in places]
-    there = [p.detach().to(d).requires_grad_() for p, d in zip(here, places, strict=True)]
-    for parameters in (here, there):
-        optimizer = optim.AdamW(parameters, lr=0.1, foreach=foreach)
-        for _ in range(2):
-            for k, p in enumerate(parameters):
-                p.grad = p.detach() * (k + 1)
-            optimizer.step()
-    for one, other, place in zip(here, there, places, strict=True):
-        assert other.device == place
-        torch.testing.assert_close(other.detach().cpu(), one.detach())
-
-
 def test_the_table_has_every_optimizer():
     found = {name for name, value in vars(optim).items() if isinstance(value, type)}
     assert found - {"Optimizer"} == set(OPTIONS)
