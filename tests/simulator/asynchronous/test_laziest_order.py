@@ -1,9 +1,6 @@
 """The laziest order runs what somebody waits for and what that needs, and nothing else.
 
 Those that a seed draws run at least that, and nothing before what it needs.
-
-The oracle draws an arrow from each piece of work to those that come after it: by the rules of CUDA
-a stream keeps its order, and an event stands for the work before its last record.
 """
 
 import pytest
@@ -12,71 +9,34 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
+from tests.support.drawn_streams import Arrows, Calls, orderings
 
-STREAMS, EVENTS = 3, 2
+STREAMS = 3
 
-streams, events = st.integers(0, STREAMS - 1), st.integers(0, EVENTS - 1)
+streams = st.integers(0, STREAMS - 1)
 launches = st.tuples(st.just("launch"), streams)
-steps = st.one_of(
-    launches,
-    launches,
-    st.tuples(st.just("wait"), streams, streams),
-    st.tuples(st.just("record"), streams, events),
-    st.tuples(st.just("pass"), streams, events),
-    st.tuples(st.just("finish stream"), streams),
-    st.tuples(st.just("finish event"), events),
-)
+steps = st.one_of(launches, launches, *orderings(streams, st.integers(0, 1)))
 
 
-class Oracle:
-    """Numbered points of streams, what each comes after, and which of them have run."""
+class Oracle(Arrows):
+    """Which launches there were, and which points have run."""
 
     def __init__(self):
-        self.before = []
-        self.last, self.marks = [None] * STREAMS, [None] * EVENTS
+        super().__init__(STREAMS)
         self.launched, self.done = [], set()
-
-    def point(self, stream, *after):
-        self.before.append({*after, self.last[stream]} - {None})
-        self.last[stream] = len(self.before) - 1
-        return self.last[stream]
-
-    def finish(self, point):
-        todo = [point]
-        while todo:
-            point = todo.pop()
-            if point is not None and point not in self.done:
-                self.done.add(point)
-                todo += self.before[point]
-
-    def needed(self, point):
-        """All that comes before a point."""
-        found, todo = set(), [point]
-        while todo:
-            new = self.before[todo.pop()] - found
-            found |= new
-            todo += new
-        return found
 
     def do(self, kind, first, second=None):
         if kind == "launch":
             self.launched.append(self.point(first))
-        elif kind == "wait":
-            self.point(first, self.last[second])
-        elif kind == "record":
-            self.marks[second] = self.last[first]
-        elif kind == "pass":
-            self.point(first, self.marks[second])
-        else:
-            self.finish((self.last if kind == "finish stream" else self.marks)[first])
+            return
+        super().do(kind, first, second)
+        if kind.startswith("finish"):
+            self.done |= self.needed(self.host)
 
 
-class Program:
-    """The same steps on a simulated device."""
-
+class Program(Calls):
     def __init__(self, device):
-        self.streams = [torch.simgpu.Stream(device) for _ in range(STREAMS)]
-        self.events = [torch.simgpu.Event() for _ in range(EVENTS)]
+        super().__init__([torch.simgpu.Stream(device) for _ in range(STREAMS)])
         self.aside = torch.simgpu.Stream(device)  # which waits for none of them
         self.x, self.made = torch.zeros(1, device=device), []
         torch.simgpu.synchronize(device)
@@ -85,14 +45,8 @@ class Program:
         if kind == "launch":
             with torch.simgpu.stream(self.streams[first]):
                 self.made.append(self.x + 1)
-        elif kind == "wait":
-            self.streams[first].wait_stream(self.streams[second])
-        elif kind == "record":
-            self.events[second].record(self.streams[first])
-        elif kind == "pass":
-            self.streams[first].wait_event(self.events[second])
         else:
-            (self.streams if kind == "finish stream" else self.events)[first].synchronize()
+            super().do(kind, first, second)
 
     def has_run(self):
         with torch.simgpu.stream(self.aside):
@@ -101,6 +55,14 @@ class Program:
 
 @pytest.mark.without("--races", reason="races on purpose")
 @given(program=st.lists(steps, min_size=4, max_size=16))
+@example(program=[("launch", 1), ("wait", 0, 1), ("finish stream", 0)])
+@example(program=[("launch", 1), ("record", 1, 0), ("launch", 1), ("finish event", 0)])
+@example(
+    program=[
+        *(("launch", 1), ("record", 1, 0), ("launch", 1)),
+        *(("pass", 0, 0), ("launch", 0), ("finish stream", 0)),
+    ]
+)
 @example(
     program=[
         *(("launch", 0), ("record", 0, 0), ("record", 1, 0)),  # of a stream without work

@@ -1,7 +1,6 @@
 """Which accesses are in no order: `simgpu.races` against paths in a graph, drawn programs.
 
-The oracle knows nothing of clocks: it draws an arrow for everything that comes before something
-else, and two accesses are in order where a path leads from one to the other.
+Two accesses are in order where a path of arrows leads from one to the other.
 """
 
 import itertools
@@ -12,57 +11,32 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
+from tests.support.drawn_streams import Arrows, Calls, orderings
 
 HOME = (0, 0, 0, 1, 1)  # the device of each stream; 0 and 3 are the default ones
-STREAMS = len(HOME)
 PARTS = (  # the fourth one lies between the elements of the third
     *((slice(0, 2), slice(0, 4)), (slice(1, 3), slice(0, 4))),
     *((slice(0, 3), slice(1, 2)), (slice(1, 2), slice(0, 1)), (slice(2, 3), slice(0, 4))),
 )
 
 streams = st.sampled_from((0, 1, 2, 0, 1, 3, 4))  # mostly those of one device
-accesses = st.tuples(st.sampled_from(("write", "read")), streams, st.integers(0, len(PARTS) - 1))
+kinds = st.sampled_from(("write", "read"))
+accesses = st.tuples(kinds, streams, st.integers(0, len(PARTS) - 1))
+waits, *others = orderings(streams, st.integers(0, 1))
 steps = st.one_of(
     *[accesses] * 5,
-    *[st.tuples(st.just("wait"), streams, streams)] * 2,
-    st.tuples(st.just("record"), streams, st.integers(0, 1)),
-    st.tuples(st.just("pass"), streams, st.integers(0, 1)),
-    st.tuples(st.just("finish stream"), streams),
-    st.tuples(st.just("finish event"), st.integers(0, 1)),
+    *[waits] * 2,
+    *others,
     st.tuples(st.just("finish device"), st.integers(0, 1)),
     st.tuples(st.just("copy"), streams, streams),
     st.tuples(st.just("number"), streams),
 )
 
 
-class Oracle:
-    """Arrows between numbered points of a program: its work, and its waits."""
-
+class Oracle(Arrows):
     def __init__(self):
-        self.before = []  # of each point, those that an arrow leads from
-        self.last = [None] * STREAMS
-        self.events = [None, None]
-        self.host = None
+        super().__init__(len(HOME))
         self.accesses = []  # point, device, bytes, whether it writes
-
-    def point(self, stream, *after):
-        number = len(self.before)
-        self.before.append({p for p in (*after, self.last[stream], self.host) if p is not None})
-        self.last[stream] = number
-        return number
-
-    def host_point(self, *after):
-        number = len(self.before)
-        self.before.append({p for p in (*after, self.host) if p is not None})
-        self.host = number
-
-    def comes_before(self, early, late):
-        seen, todo = set(), [late]
-        while todo:
-            for point in self.before[todo.pop()] - seen:
-                seen.add(point)
-                todo.append(point)
-        return early in seen
 
     def access(self, point, device, part, writes):
         rows, columns = PARTS[part]
@@ -71,89 +45,61 @@ class Oracle:
             device == other_device
             and (writes or other_writes)
             and touched & other_touched
-            and not self.comes_before(other, point)
+            and other not in self.needed(point)
             for other, other_device, other_touched, other_writes in self.accesses
         )
         self.accesses.append((point, device, touched, writes))
         return races
 
+    def do(self, kind, first, second=None):
+        """Whether the step races."""
+        if kind in ("write", "read"):
+            return self.access(self.point(first), HOME[first], second, kind == "write")
+        if kind == "finish device":
+            homes = zip(self.last, HOME, strict=True)
+            self.host_waits(*(point for point, home in homes if home == first))
+        elif kind == "copy":
+            if HOME[first] != HOME[second]:
+                self.point(second, self.point(first, self.last[second]))
+        elif kind == "number":
+            self.host_waits(self.point(first))
+        else:
+            super().do(kind, first, second)
+        return False
 
-class Program:
+
+class Program(Calls):
     """The same steps on simulated devices, on one tensor of each."""
 
     def __init__(self, devices):
-        self.devices = devices
+        streams = []
+        for number, home in enumerate(HOME):
+            is_first = home not in HOME[:number]
+            make = torch.simgpu.default_stream if is_first else torch.simgpu.Stream
+            streams.append(make(devices[home]))
+        super().__init__(streams)
         self.tensors = [torch.zeros(3, 4, device=device) for device in devices]
-        self.streams = [
-            stream
-            for device in devices
-            for stream in (
-                torch.simgpu.default_stream(device),
-                *(torch.simgpu.Stream(device) for _ in range(HOME.count(device.index) - 1)),
-            )
-        ]
-        self.events = [None, None]
-        self.made = {}  # each number's event of each device, which is recorded again and again
         for device in devices:
             torch.simgpu.synchronize(device)
 
-    def do(self, kind, *what):
-        if kind in ("finish stream", "finish event", "finish device"):
-            awaited = {
-                "finish stream": lambda at: self.streams[at],
-                "finish event": lambda at: self.events[at],
-                "finish device": lambda at: torch.simgpu.current_stream(self.devices[at]),
-            }[kind](*what)
-            if kind == "finish device":
-                torch.simgpu.synchronize(self.devices[what[0]])
-            elif awaited is not None:
-                awaited.synchronize()
+    def do(self, kind, first, second=None):
+        if kind == "finish device":
+            torch.simgpu.synchronize(first)
             return
-        stream = self.streams[what[0]]
-        tensor = self.tensors[HOME[what[0]]]
+        stream = self.streams[first]
         with torch.simgpu.stream(stream):
             if kind == "write":
-                tensor[PARTS[what[1]]].fill_(1.0)
+                self.tensors[HOME[first]][PARTS[second]].fill_(1.0)
             elif kind == "read":
-                tensor[PARTS[what[1]]].neg()
-            elif kind == "wait":
-                stream.wait_stream(self.streams[what[1]])
-            elif kind == "record":
-                own = (what[1], stream.device)
-                self.events[what[1]] = self.made.setdefault(own, torch.simgpu.Event())
-                self.events[what[1]].record(stream)
-            elif kind == "pass" and self.events[what[1]] is not None:
-                stream.wait_event(self.events[what[1]])
-            elif kind == "copy" and HOME[what[0]] != HOME[what[1]]:
-                with torch.simgpu.stream(self.streams[what[1]]), torch.simgpu.stream(stream):
-                    torch.ones(1, device=stream.device).to(self.streams[what[1]].device)
+                self.tensors[HOME[first]][PARTS[second]].neg()
+            elif kind == "copy":
+                if HOME[first] != HOME[second]:
+                    with torch.simgpu.stream(self.streams[second]), torch.simgpu.stream(stream):
+                        torch.ones(1, device=stream.device).to(self.streams[second].device)
             elif kind == "number":
                 torch.ones(1, device=stream.device).item()
-
-
-def asked(oracle, kind, *what):
-    """Do a step in the graph; whether it races."""
-    last, host = oracle.last, oracle.host_point
-    if kind in ("write", "read"):
-        return oracle.access(oracle.point(what[0]), HOME[what[0]], what[1], kind == "write")
-    if kind == "wait":
-        oracle.point(what[0], last[what[1]])
-    elif kind == "record":
-        oracle.events[what[1]] = oracle.point(what[0])
-    elif kind == "pass" and oracle.events[what[1]] is not None:
-        oracle.point(what[0], oracle.events[what[1]])
-    elif kind == "finish stream":
-        host(last[what[0]])
-    elif kind == "finish event":
-        host(oracle.events[what[0]])
-    elif kind == "finish device":
-        host(*(point for point, home in zip(last, HOME, strict=True) if home == what[0]))
-    elif kind == "copy" and HOME[what[0]] != HOME[what[1]]:
-        point = oracle.point(what[0], last[what[1]])
-        oracle.point(what[1], point)
-    elif kind == "number":
-        host(oracle.point(what[0]))
-    return False
+            else:
+                super().do(kind, first, second)
 
 
 @pytest.mark.without("--races", reason="races on purpose")
@@ -182,7 +128,7 @@ def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program, known):
         real = before or Program(simulated[:2])
         for at, step in enumerate(program):
             real.do(*step)
-            if asked(oracle, *step) and expected_at is None:
+            if oracle.do(*step) and expected_at is None:
                 expected_at = at
             if found and found_at is None:
                 found_at = at

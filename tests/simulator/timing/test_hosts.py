@@ -1,6 +1,6 @@
 """The host's time: threads of replicas, the threads of a backward pass, and no chance in it."""
 
-import threading
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import dataparallel
 import simgpu
+from tests.support.threads import in_threads
 
 COST = 2**-18
 
@@ -69,14 +70,7 @@ def test_threads_of_python_take_turns(simulated, rounds):
     with simgpu.clock("A100", host_cost=COST) as estimate:
         tensors[0].neg_()
         for counts in rounds:
-            threads = [
-                threading.Thread(target=launch, args=each)
-                for each in zip(tensors, counts, strict=False)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*(partial(launch, *each) for each in zip(tensors, counts, strict=False)))
             for index, count in enumerate(counts[1:], 1):
                 begins[index] += [(launched + 1 + i) * COST for i in range(count)]
             launched += sum(counts)

@@ -13,10 +13,10 @@ from simgpu.errors import NotReadyError
 from tests.simulator.timing import programs
 from tests.simulator.timing.programs import by_hand, run
 
+without_races = pytest.mark.without("--races", reason="streams in no order use one tensor")
 
-@pytest.mark.without(
-    "--races", reason="streams in no order use one tensor: their times are asked for"
-)
+
+@without_races
 @given(program=programs.programs)
 def test_any_program_takes_the_time_worked_out_by_hand(simulated, program):
     estimate, events, queues = run(program)
@@ -45,9 +45,7 @@ def union(spans):
     )
 
 
-@pytest.mark.without(
-    "--races", reason="streams in no order use one tensor: their times are asked for"
-)
+@without_races
 @given(program=programs.programs)
 def test_time_goes_on_and_nothing_is_lost(simulated, program):
     times = [0.0]
@@ -73,9 +71,7 @@ def test_time_goes_on_and_nothing_is_lost(simulated, program):
         assert sum(parts) == pytest.approx(estimate.end, rel=1e-12)
 
 
-@pytest.mark.without(
-    "--races", reason="streams in no order use one tensor: their times are asked for"
-)
+@without_races
 @given(program=programs.programs)
 def test_the_critical_path_leads_from_the_beginning_to_the_end(simulated, program):
     estimate, _, _ = run(program)
@@ -90,9 +86,7 @@ def test_the_critical_path_leads_from_the_beginning_to_the_end(simulated, progra
             assert any(step.begin == span.begin for span in work if span.kind == step.kind)
 
 
-@pytest.mark.without(
-    "--races", reason="streams in no order use one tensor: their times are asked for"
-)
+@without_races
 @given(program=programs.programs)
 def test_a_program_takes_equal_times_again_and_no_more_on_faster_links(simulated, program):
     first, second = run(program)[0], run(program)[0]
@@ -102,9 +96,7 @@ def test_a_program_takes_equal_times_again_and_no_more_on_faster_links(simulated
     assert faster.end <= first.end
 
 
-@pytest.mark.without(
-    "--races", reason="streams in no order use one tensor: their times are asked for"
-)
+@without_races
 def test_two_copies_over_one_link_queue_and_over_two_do_not(simulated):
     shared = [(0, "switch", 2**30), (1, 2, 2**31), ("switch", 1, 2**30), ("switch", 2, 2**30)]
     shared += [("switch", end, 2**30) for end in ("host", 3, 4, 5, 6, 7)]
