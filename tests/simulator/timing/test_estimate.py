@@ -31,7 +31,7 @@ def duration(estimate, device=0):
     tf32=st.tuples(st.booleans(), st.booleans()),
     convolves=st.booleans(),
 )
-@example(m=16, k=16, n=16, dtype=torch.float32, tf32=(True, False), convolves=True)
+@example(m=256, k=256, n=256, dtype=torch.float32, tf32=(True, False), convolves=True)
 def test_a_product_takes_its_flops_or_its_bytes(simulated, m, k, n, dtype, tf32, convolves):
     """`tf32` is set for products and for convolutions; one of single numbers is a product."""
     shapes = ((1, k, m, 1), (n, k, 1, 1)) if convolves else ((m, k), (k, n))
