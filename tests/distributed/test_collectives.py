@@ -92,7 +92,7 @@ def test_each_rank_multiplies_by_its_own_factor(count, factors, dtype):
 
 @few
 @given(shape=st.lists(st.integers(1, 3), max_size=3), dims=st.integers(0, 4))
-def test_a_sent_tensor_is_received_in_another_shape(shape, dims):
+def test_recv_accepts_another_shape_of_equal_size(shape, dims):
     """NCCL counts elements."""
     values = torch.arange(float(torch.Size(shape).numel()))
     other = [1] * dims + [len(values)]
@@ -140,7 +140,7 @@ def refusal(reduce):
 
 @pytest.mark.parametrize("operation", REDUCTIONS)
 @given(dtype=st.sampled_from(ALL_DTYPES), device=st.sampled_from(["cpu", "cuda"]))
-def test_gloo_refuses_what_pytorchs_own_does(operation, dtype, device):
+def test_gloo_refuses_the_same_reductions_as_pytorchs(operation, dtype, device):
     premul = operation == "PREMUL_SUM"
     op = dist._make_nccl_premul_sum(2.0) if premul else getattr(dist.ReduceOp, operation)
     options = dist.AllreduceOptions()
@@ -182,7 +182,7 @@ def test_sparse_tensors_are_summed_by_gloo(count, rows, width, seed, backed, sch
     simgpu.ranks(count, add, backend="gloo", schedule=schedule)
 
 
-def test_sparse_tensors_of_other_shapes_are_a_mismatch():
+def test_sparse_tensors_of_differing_shapes_raise():
     def reduce(rank):
         dist.all_reduce(torch.eye(2 + rank).to_sparse().cuda())
 
@@ -192,7 +192,7 @@ def test_sparse_tensors_of_other_shapes_are_a_mismatch():
 
 @few
 @given(count=st.integers(2, 5), data=st.data())
-def test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ(count, data):
+def test_mismatch_in_a_coalesced_call_names_its_tensor(count, data):
     differs = data.draw(st.integers(1, count))
 
     def reduce(rank):
@@ -211,7 +211,7 @@ def test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ(count, 
 
 @few
 @given(numbers=st.lists(st.integers(-9, 9), min_size=2, max_size=5))
-def test_a_mean_of_integers_is_cut_towards_zero(numbers):
+def test_mean_of_integers_is_truncated(numbers):
     def mean(rank):
         x = torch.tensor([numbers[rank], -abs(numbers[rank]) - 1], device="cuda")
         dist.all_reduce(x, dist.ReduceOp.AVG)
@@ -229,7 +229,7 @@ def test_a_mean_of_integers_is_cut_towards_zero(numbers):
     backend=st.sampled_from(["nccl", "gloo"]),
     scattered=st.booleans(),
 )
-def test_a_mean_of_complex_numbers_is_one_of_both_parts(count, shape, backend, scattered):
+def test_complex_mean_is_the_mean_of_both_parts(count, shape, backend, scattered):
     generator = torch.Generator().manual_seed(count)
     parts = torch.randint(-9, 10, (count, count, *shape, 2), generator=generator).float()
 
@@ -251,7 +251,7 @@ def test_a_mean_of_complex_numbers_is_one_of_both_parts(count, shape, backend, s
         assert torch.allclose(real, parts.mean(0), atol=1e-5)
 
 
-def test_bits_and_truth_values():
+def test_bits_and_truth_values_are_reduced():
     def bits(rank):
         x = torch.tensor([rank + 1], device="cuda")
         dist.all_reduce(x, dist.ReduceOp.BOR)
@@ -263,7 +263,7 @@ def test_bits_and_truth_values():
     assert simgpu.ranks(3, bits, backend="gloo") == [(3, [True, True], [False, True])] * 3
 
 
-def test_collectives_are_seen_and_take_no_memory_of_a_device():
+def test_collectives_are_traced_and_allocate_no_device_memory():
     def add(rank):
         x = torch.ones(1000, device="cuda")
         torch.cuda.reset_peak_memory_stats()
@@ -290,7 +290,7 @@ def test_collectives_are_seen_and_take_no_memory_of_a_device():
     numbers=st.lists(st.floats(1 / 8, 8, width=16), min_size=1, max_size=20),
     average=st.booleans(),
 )
-def test_a_factor_is_a_number_of_the_dtype(dtype, count, numbers, average):
+def test_factor_is_rounded_to_the_dtype(dtype, count, numbers, average):
     """NCCL rounds 1/n, and the factor of PREMUL_SUM, to the dtype; then it rounds the product."""
     mine = torch.tensor(numbers, dtype=dtype)
     reduction = Reduction("AVG") if average else Reduction("PREMUL_SUM", 1.0 / count)

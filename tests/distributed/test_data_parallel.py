@@ -108,7 +108,7 @@ def test_no_sync_accumulates(count, steps, options, seed, schedule):
     options=OPTIONS,
     seed=st.integers(0, 99),
 )
-def test_layers_that_some_ranks_do_not_use_are_summed_over_the_others(count, which, options, seed):
+def test_partly_unused_layers_sum_over_ranks_that_use_them(count, which, options, seed):
     model, x = Two(seed), rows(count, seed)
     single = copy.deepcopy(model)
     for rank in range(count):
@@ -208,7 +208,7 @@ class Meeting(One):
 
 @few
 @given(count=strategies.world_sizes(), schedule=schedules)
-def test_a_rank_is_only_in_the_forward_of_its_own_wrapper(count, schedule):
+def test_active_ddp_module_belongs_to_a_rank(count, schedule):
     """`torch.compile` asks for the wrapper, which PyTorch notes once for the process."""
 
     def forward(rank):
@@ -221,7 +221,7 @@ def test_a_rank_is_only_in_the_forward_of_its_own_wrapper(count, schedule):
 
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_a_communication_hook_changes_no_exact_gradient(hook, count):
+def test_communication_hook_keeps_exact_gradients(hook, count):
     model, x = One(1), rows(count * 2, 1)
     wanted = of_whole_batch(model, x)
 
@@ -238,7 +238,7 @@ def test_a_communication_hook_changes_no_exact_gradient(hook, count):
 @pytest.mark.parametrize(
     "answer", [None, 3, torch.ones(2)], ids=lambda answer: type(answer).__name__
 )
-def test_hook_with_another_answer_is_reported(answer):
+def test_hook_without_a_future_raises(answer):
     def no_future(state, bucket):
         return answer
 
@@ -266,7 +266,7 @@ def test_hook_with_another_answer_is_reported(answer):
     static=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_mixed_precision_of_its_own_has_all_gradients(count, param, reduce, view, static, seed):
+def test_ddp_mixed_precision_has_all_gradients(count, param, reduce, view, static, seed):
     model, x = One(seed), rows(count, seed)
     wanted = of_whole_batch(model, x)
     precision = nn.parallel.distributed._MixedPrecision(param_dtype=param, reduce_dtype=reduce)
@@ -289,7 +289,7 @@ def test_mixed_precision_of_its_own_has_all_gradients(count, param, reduce, view
         assert all(equal(found, wanted) for found in steps)
 
 
-def test_mixed_precision_of_its_own_says_what_a_gpu_would_do():
+def test_ddp_mixed_precision_warns_of_other_gradients_on_a_gpu():
     precision = nn.parallel.distributed._MixedPrecision(param_dtype=torch.float16)
     with pytest.warns(UserWarning, match="on a GPU the gradients of the first step"):
         simgpu.ranks(1, lambda rank: parallel(One(0), rank, mixed_precision=precision))

@@ -68,7 +68,7 @@ def test_differing_calls_raise_at_every_debug_level(level):
     changed=st.data(),
     devices=st.tuples(*[st.sampled_from(["cpu", "cuda:0", "cuda:1"])] * 2),
 )
-def test_a_hash_is_of_the_bytes_whatever_the_device(parts, changed, devices):
+def test_hash_depends_on_bytes_only(parts, changed, devices):
     def hashed(values, device):
         tensors = [torch.tensor(each, dtype=torch.uint8).to(device) for each in values]
         return torch._C._distributed_c10d._hash_tensors(tensors)
@@ -86,7 +86,7 @@ def test_a_hash_is_of_the_bytes_whatever_the_device(parts, changed, devices):
 
 
 @given(count=st.integers(1, 6), data=st.data())
-def test_a_hash_is_of_all_the_memory_under_a_tensor(count, data):
+def test_hash_covers_all_memory_under_a_tensor(count, data):
     whole = torch.arange(float(count), device="cuda")
     first = data.draw(st.integers(0, count - 1))
     part = whole[first : data.draw(st.integers(first + 1, count))]

@@ -76,7 +76,7 @@ def test_ranks_change_devices_together_or_raise(steps, seed):
     named=None, bound=None, used=[[1, 2, 3, 0], [2, 3, 0, 1]], current=[0] * SIZE, members=[0, 1, 2]
 )
 @example(named=None, bound=None, used=[], current=[0] * SIZE, members=[1, 2])
-def test_a_barrier_is_where_nccl_has_it(named, bound, used, current, members):
+def test_barrier_runs_on_the_device_that_nccl_chooses(named, bound, used, current, members):
     """Named, bound, used first, or by number: the current device, which many forget, is none."""
     steps = [*(used if bound is None else ()), *([named] if named else ())]
     assume(all(works_with_nccl([[devices[rank] for rank in members] for devices in steps])))
@@ -112,7 +112,7 @@ def test_a_barrier_is_where_nccl_has_it(named, bound, used, current, members):
     seed=schedules,
 )
 @example(steps=[(True, [0, 1, 2]), (False, [0, 0, 0])], seed=None)
-def test_tensors_of_the_host_are_on_no_device(steps, seed):
+def test_host_tensors_need_no_device(steps, seed):
     """They go by gloo. A thread of a rank, as that of `async_save`, is on device 0 at first."""
 
     def call(rank):
@@ -126,7 +126,7 @@ def test_tensors_of_the_host_are_on_no_device(steps, seed):
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "reduce", "all_gather", "send"])
-def test_a_group_that_was_made_for_a_device_takes_no_other(name):
+def test_bound_group_refuses_other_devices(name):
     parts = [[torch.ones(1)] * 2] * 2
 
     def send(there):
@@ -165,31 +165,25 @@ def test_newer_releases_bind_a_group_to_the_device_of_the_rank(current, count):
     assert found == [torch.device("cuda", rank) if known else None for rank in range(count)]
 
 
-def batch(x, rank):
-    [work] = dist.batch_isend_irecv([dist.P2POp(dist.irecv if rank else dist.isend, x, 1 - rank)])
-    work.wait()
-
-
-TO_A_PEER = {
-    "send": lambda x, rank: dist.recv(x, 0) if rank else dist.send(x, 1),
-    "isend": lambda x, rank: (dist.irecv(x, 0) if rank else dist.isend(x, 1)).wait(),
-    "batch_isend_irecv": batch,
-}
 PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=3)
 
 
-@pytest.mark.parametrize("name", TO_A_PEER)
 @few
-@given(steps=PAIRS, seed=schedules)
-@example(steps=[(0, 1), (0, 0)], seed=None)
-def test_two_ranks_send_between_devices_of_their_own(name, steps, seed):
+@given(batched=st.booleans(), steps=PAIRS, seed=schedules)
+@example(batched=False, steps=[(0, 1), (0, 0)], seed=None)
+@example(batched=True, steps=[(0, 1), (0, 0)], seed=None)
+def test_two_ranks_send_between_devices_of_their_own(batched, steps, seed):
     """NCCL makes a communicator for the two of them, or takes that of the group."""
 
     def call(rank):
         for number, devices in enumerate(steps):
             x = torch.full((2,), number + 10.0 * rank, device=f"cuda:{devices[rank]}")
             try:
-                TO_A_PEER[name](x, rank)
+                if batched:
+                    step = dist.P2POp(dist.irecv if rank else dist.isend, x, 1 - rank)
+                    dist.batch_isend_irecv([step])[0].wait()
+                else:
+                    dist.recv(x, 0) if rank else dist.send(x, 1)
             except CollectiveMismatchError as error:
                 return number, "Duplicate GPU detected" in str(error)
             assert x.tolist() == [number] * 2

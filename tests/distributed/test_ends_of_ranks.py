@@ -62,7 +62,7 @@ def test_ctrl_c_ends_a_busy_rank_and_starts_no_other(monkeypatch, interruptible,
     assert simgpu.ranks(count, lambda rank: rank) == list(range(count))
 
 
-def test_ranks_that_wait_hear_of_ctrl_c(monkeypatch, interruptible):
+def test_waiting_ranks_raise_after_ctrl_c(monkeypatch, interruptible):
     monkeypatch.setattr(scheduler, "PATIENCE", 0.0)
     heard = []
 
@@ -91,7 +91,7 @@ def test_slow_rank_can_finish(monkeypatch):
 
 @few
 @given(count=strategies.world_sizes(2, 4), data=st.data(), seed=schedules)
-def test_call_that_other_ranks_leave_out_raises_without_a_wait(count, data, seed):
+def test_incomplete_call_raises_without_a_wait(count, data, seed):
     members = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=2), "members"))
     callers = data.draw(st.sets(st.sampled_from(members), min_size=1), "callers")
 
@@ -164,7 +164,7 @@ def test_call_of_an_aborted_group_does_not_wait(backend, name):
 
 @few
 @given(count=strategies.world_sizes(2, 4), data=st.data(), seed=schedules)
-def test_an_error_is_noted_with_what_stopped_the_others(count, data, seed):
+def test_error_note_names_waits_of_other_ranks(count, data, seed):
     """If anything has; and where nobody can go on, that is the error itself."""
     failing = data.draw(st.none() | st.integers(0, count - 1), "who raises")
     waiting = failing is None or data.draw(st.booleans(), "whether others wait")
@@ -190,7 +190,7 @@ def test_an_error_is_noted_with_what_stopped_the_others(count, data, seed):
 
 @few
 @given(count=strategies.world_sizes(2, 4), seed=schedules)
-def test_the_traceback_of_a_deadlock_is_of_the_rank_that_it_names(count, seed):
+def test_deadlock_traceback_belongs_to_the_named_rank(count, seed):
     """All ranks wait, and each of them raises."""
 
     def wait(rank):
@@ -228,7 +228,7 @@ def test_coroutine_functions_are_refused(function):
 
 
 @pytest.mark.parametrize("code", [0, None, 3, "words", "", 0.0])
-def test_a_rank_ends_by_sys_exit_as_a_process_does(code):
+def test_sys_exit_ends_a_rank_like_a_process(code):
     """With 0 or nothing it has just ended; with anything else, so does who started it."""
 
     def go(rank):

@@ -72,7 +72,7 @@ def outcome(call, device):
     late=st.booleans(),
     fails=st.sampled_from([False, False, True]),
 )
-def test_on_devices_it_does_what_it_does_on_the_cpu(cuda, name, count, data, width, late, fails):
+def test_fake_calls_are_equal_on_devices_and_cpu(cuda, name, count, data, width, late, fails):
     me = data.draw(st.integers(0, count - 1), label="rank")
     root = (me + 1) % count if name == "recv" else data.draw(st.integers(0, count - 1), "root")
     parts = collectives.brought(count, (width,), torch.float32, width)
@@ -82,7 +82,9 @@ def test_on_devices_it_does_what_it_does_on_the_cpu(cuda, name, count, data, wid
 @pytest.mark.parametrize("name", ["all_gather", "all_to_all", "all_to_all_single"])
 @given(count=st.integers(2, 4), even=st.booleans(), seed=st.integers(0, 9), late=st.booleans())
 @example(count=2, even=True, seed=0, late=False)
-def test_tensors_of_other_lengths_are_what_they_are_on_the_cpu(cuda, name, count, even, seed, late):
+def test_fake_calls_of_uneven_lengths_are_equal_on_devices_and_cpu(
+    cuda, name, count, even, seed, late
+):
     """Also splits as large as without; and no rows are no rows for others."""
     parts = collectives.uneven(count, torch.float32, seed)
     if even:

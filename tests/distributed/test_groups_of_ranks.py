@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("eight_devices")
 
 @few
 @given(sizes=st.lists(st.integers(1, 2), min_size=2, max_size=3), seed=schedules)
-def test_groups_of_other_ranks_that_have_one_name_do_not_meet(sizes, seed):
+def test_groups_of_one_name_with_other_ranks_stay_apart(sizes, seed):
     """Each rank makes the group that it is in, and no other: all of them are the first ones."""
     ends = numpy.cumsum(sizes).tolist()
     parts = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
@@ -129,7 +129,7 @@ def test_finished_calls_are_forgotten(count, often, late):
         ({"store": dist.HashStore(), "rank": 0, "world_size": 2}, "last_worker' in a store"),
     ],
 )
-def test_a_group_that_others_do_not_make_is_a_deadlock(how, text):
+def test_group_made_by_one_rank_is_a_deadlock(how, text):
     def make(rank):
         if rank == 0:
             dist.destroy_process_group()
@@ -234,7 +234,7 @@ ASSIGNED = st.lists(st.integers(0, 2), min_size=SIZE, max_size=SIZE).filter(any)
     backend=st.sampled_from(["nccl", "cpu:gloo,cuda:nccl"]),
     seed=schedules,
 )
-def test_each_part_of_a_group_adds_its_own(first, second, often, others, backend, seed):
+def test_parts_of_a_group_sum_their_own_ranks(first, second, often, others, backend, seed):
     """In parts of parts too, and where ranks know other numbers of groups."""
 
     def add(whole, members, positions, rank):

@@ -75,7 +75,7 @@ each_way = pytest.mark.parametrize("wait", [dist.Work.wait, asked_for])
 @each_way
 @few
 @given(count=strategies.world_sizes(1, 3), steps=steps, data=st.data(), seed=schedules)
-def test_calls_on_memory_in_common_are_those_of_one_stream(count, steps, wait, data, seed):
+def test_calls_on_shared_memory_run_in_stream_order(count, steps, wait, data, seed):
     """Each reads what the ones before it have written, and the last one to write is seen."""
     waits = [data.draw(st.permutations(range(len(steps)))) for _ in range(count)]
     wanted = simgpu.ranks(count, lambda rank: run(rank, count, steps))
@@ -97,9 +97,7 @@ WAYS = ("synchronize", "last", "each")
 )
 @example(count=3, fails=[False, True], reads=False, how="last", seed=0)
 @example(count=2, fails=[True], reads=True, how="each", seed=None)
-def test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing(
-    count, fails, reads, how, seed
-):
+def test_failed_call_writes_nothing_and_blocks_no_other(count, fails, reads, how, seed):
     """Whoever reads what it was to write finds no numbers."""
 
     def run(rank):
@@ -130,7 +128,7 @@ def test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing(
     data=st.data(),
     seed=schedules,
 )
-def test_a_work_says_how_its_call_ended(count, fails, data, seed):
+def test_work_reports_how_its_call_ended(count, fails, data, seed):
     asked = [data.draw(st.permutations(range(len(fails)))) for _ in range(count)]
 
     def run(rank):
@@ -154,7 +152,7 @@ def test_a_work_says_how_its_call_ended(count, fails, data, seed):
 
 @few
 @given(count=strategies.world_sizes(1, 4), size=st.integers(1, 3), seed=schedules)
-def test_a_future_has_outputs_that_only_the_work_holds(count, size, seed):
+def test_future_has_outputs_held_by_the_work_only(count, size, seed):
     def run(rank):
         outs = [torch.zeros(size, device="cuda") for _ in range(count)]
         gone = [weakref.ref(out) for out in outs]

@@ -47,7 +47,7 @@ def brought_by_all(count, shape):
 @pytest.mark.parametrize("name", collectives.NAMES)
 @few
 @given(count=strategies.world_sizes(1, 4), shape=shapes(4) | shapes(5), seed=schedules)
-def test_channels_last_travels(name, count, shape, seed):
+def test_collectives_accept_channels_last(name, count, shape, seed):
     """NCCL takes it, and so does whoever sums the gradients of a model in channels_last."""
     parts = brought_by_all(count, shape)
     kind = collectives.FLAT_CALLS.get(name, (name,))[0]
@@ -117,7 +117,7 @@ def test_collective_names_ranks_with_other_memory_formats(name, count, shape, da
 
 @few
 @given(shape=st.integers(1, 5).flatmap(shapes), data=st.data(), seed=schedules)
-def test_how_far_it_is_to_the_next_of_one_says_nothing(shape, data, seed):
+def test_strides_of_single_element_dims_are_ignored(shape, data, seed):
     """A dim of one element may have any stride, and its tensor lies as without."""
     order = data.draw(st.permutations(range(len(shape))))
     far = data.draw(st.lists(st.integers(0, 99), min_size=len(shape), max_size=len(shape)))

@@ -68,7 +68,7 @@ def test_pending_results_are_not_reported_as_nan(count, seed):
 @pytest.mark.parametrize(
     ("backend", "value"), [("nccl", ""), ("nccl", "0"), ("nccl", "no"), ("gloo", "1")]
 )
-def test_nan_is_looked_for_only_by_nccl_that_is_asked(backend, value, monkeypatch):
+def test_nan_check_runs_only_in_nccl_when_enabled(backend, value, monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", value)
 
     def add(rank):

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("eight_devices")
     data=st.data(),
     seed=schedules,
 )
-def test_a_call_reads_what_it_overwrites_before(name, count, width, data, seed):
+def test_call_reads_overlapping_input_before_it_writes(name, count, width, data, seed):
     of_all = name in ("all_gather", "gather", "all_to_all"), name in collectives.GIVES_EACH
     sizes = [width * (count if each else 1) for each in of_all]
     places = [data.draw(st.integers(0, count * width)) for _ in sizes]
@@ -77,7 +77,7 @@ def test_no_time_passes_while_other_ranks_run(count, seconds, early, seed):
     name=st.sampled_from(["all_reduce", "broadcast", "barrier", "isend"]),
     asynchronous=st.booleans(),
 )
-def test_a_call_that_is_captured_is_refused(name, asynchronous):
+def test_captured_call_raises(name, asynchronous):
     def capture(rank):
         x = torch.ones(2, device="cuda")
         calls = {

@@ -75,7 +75,7 @@ def test_numpy_generator_of_a_rank_continues(count, draws, kind):
 
 @few
 @given(count=strategies.world_sizes(1, 3), legacy=st.booleans())
-def test_a_rank_may_put_back_what_numpy_draws_from(count, legacy):
+def test_rank_restores_state_of_numpy(count, legacy):
     def draw(rank):
         noted = numpy.random.get_state(legacy=legacy)
         numbers = [numpy.random.rand()]
@@ -120,7 +120,7 @@ def left_behind():
 
 @few
 @given(count=strategies.world_sizes(), seed=schedules, fails=st.booleans())
-def test_nothing_is_left_behind(count, seed, fails):
+def test_world_leaves_nothing_behind(count, seed, fails):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)  # whoever may have left it
     before = left_behind()
@@ -191,7 +191,7 @@ def test_lock_cycle_of_ranks_is_reported_with_lines():
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_ranks_that_meet_again_and_again_are_no_livelock(seed, monkeypatch):
+def test_repeated_collectives_are_no_livelock(seed, monkeypatch):
     """Each call is progress, also where nothing runs on a device."""
     for name, steps in (("QUANTUM", 20), ("TURNS", 100), ("MAX_IDLE", 100)):
         monkeypatch.setattr(f"simgpu._explore.schedules.scheduler.{name}", steps)

@@ -223,7 +223,7 @@ def test_error_of_this_rank_is_raised_unchanged(error):
             )
 
 
-def test_a_group_is_there_when_all_its_ranks_have_connected(monkeypatch):
+def test_group_is_ready_when_all_ranks_have_connected(monkeypatch):
     """As NCCL's is: a rank may leave at once, and the others find each other all the same."""
     meet, met = nccl.meet, []
     monkeypatch.setattr(nccl, "meet", met.append)
@@ -249,7 +249,7 @@ def test_a_group_is_there_when_all_its_ranks_have_connected(monkeypatch):
     kind=st.sampled_from([MemoryError, KeyError]),
     backend=st.sampled_from(["gloo", "cpu:gloo,cuda:nccl"]),
 )
-def test_a_rank_that_fails_by_itself_says_so_in_the_store_of_its_group(kind, backend):
+def test_failed_rank_notes_its_error_in_the_store(kind, backend):
     store = dist.HashStore()
     with simgpu.as_cuda(1):
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -343,7 +343,7 @@ def record_of(says, place, device, shown=""):
 
 
 @given(says=CALLS, place=PLACES, device=DEVICES)
-def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
+def test_record_has_one_size_and_truncated_texts(says, place, device):
     """Of a call as much as there is room for; of a place, the line; of a device, its number."""
     record = record_of(says, place, device)
     assert len(record) == process_transport.SIZE
@@ -355,7 +355,7 @@ def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
 
 
 @given(one=CALLS, other=CALLS, places=st.tuples(PLACES, PLACES), shown=st.tuples(CALLS, CALLS))
-def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places, shown):
+def test_records_agree_if_their_calls_are_equal(one, other, places, shown):
     """Whatever each of them shows in errors."""
     reported = [
         record_of(says, place, f"m:{number}", text)

@@ -36,7 +36,7 @@ def test_each_rank_knows_itself(count, seed):
 
 @few
 @given(count=strategies.world_sizes(2, 5), data=st.data(), seed=schedules)
-def test_a_rank_that_leaves_early_is_a_deadlock(count, data, seed):
+def test_early_end_of_a_rank_is_a_deadlock(count, data, seed):
     left = data.draw(st.integers(0, count - 1))
 
     def leave(rank):
@@ -61,7 +61,7 @@ def test_a_rank_that_leaves_early_is_a_deadlock(count, data, seed):
     batched=st.booleans(),
     seed=schedules,
 )
-def test_a_circle_of_sends_or_receives_is_a_deadlock(count, first, sends, batched, seed):
+def test_cycle_of_sends_or_receives_is_a_deadlock(count, first, sends, batched, seed):
     """Which is told with who sends to whom, by their numbers in the world."""
     step, begin, word = (
         (dist.send, dist.isend, "send") if sends else (dist.recv, dist.irecv, "recv")
@@ -95,7 +95,7 @@ def test_differing_ranks_all_raise(seed):
             assert text.count("rank_cases.py:") == 2, text
 
 
-def test_errors_of_a_world_are_not_logged_by_each_rank():
+def test_world_logs_no_errors_of_its_ranks():
     logger = c10d_logger._c10d_logger
     seen = []
     handler = logging.Handler()
@@ -116,7 +116,7 @@ def test_errors_of_a_world_are_not_logged_by_each_rank():
 @pytest.mark.without("--races", reason="races on purpose")
 @few
 @given(seed=schedules)
-def test_a_read_before_the_wait_sees_no_number(seed):
+def test_async_output_is_nan_until_wait(seed):
     def read(rank):
         x = torch.full((2,), rank + 1.0, device="cuda")
         work = dist.all_reduce(x, async_op=True)
@@ -152,7 +152,7 @@ def begun_reduce():
     last=st.sampled_from([begun_all_reduce, begun_barrier, begun_reduce]),
     seed=schedules,
 )
-def test_a_wait_for_the_last_call_is_one_for_those_before(count, between, last, seed):
+def test_wait_for_the_last_call_completes_those_before(count, between, last, seed):
     """Also where those between have run, and have written nothing."""
 
     def wait_once(rank):
@@ -180,7 +180,7 @@ ENDS = {
     used=st.booleans(),
     how=st.sampled_from([*ENDS]),
 )
-def test_a_group_that_has_ended_makes_no_calls(count, used, how):
+def test_call_of_an_ended_group_raises(count, used, how):
     """The others go on, and so does the world."""
     end = ENDS[how]
 

@@ -79,7 +79,7 @@ def test_differing_models_are_reported_by_the_step_that_makes_them(differing):
     assert "Join" not in str(raised.value)
 
 
-def test_a_collective_of_the_program_has_no_step():
+def test_collective_of_the_program_names_no_ddp_step():
     with pytest.raises(CollectiveMismatchError) as raised:
         simgpu.ranks(2, lambda rank: dist.all_reduce(torch.ones(1 + rank, device="cuda")))
     assert "DistributedDataParallel" not in str(raised.value)
@@ -96,7 +96,7 @@ def test_ranks_with_the_same_error_are_listed_in_a_line(count):
     assert sorted(int(c) for c in first.split(" of ")[0] + others if c.isdigit()) == [*range(count)]
 
 
-def test_a_rank_whose_error_another_one_reports_prints_a_line(simulated, capsys):
+def test_error_reported_by_another_rank_prints_one_line(simulated, capsys):
     error = CollectiveMismatchError("call 1 of group '0' is not the same on all ranks: rank 0: ...")
     error.reported_by = 0
     sys.excepthook(type(error), error, None)
@@ -119,7 +119,7 @@ def test_torchruns_summary_names_the_program(args, name):
 
 @settings(max_examples=5)
 @given(calls=st.integers(1, 3), moves=st.integers(0, 1))
-def test_a_rank_that_changes_its_device_is_reported_with_both(calls, moves):
+def test_changed_device_is_reported_with_its_first_call(calls, moves):
     def call(rank):
         for _ in range(calls):
             dist.barrier(device_ids=[rank])

@@ -109,7 +109,7 @@ def test_offloaded_parameters_are_trained_as_others_are(count, original, between
     data=st.data(),
     schedule=schedules,
 )
-def test_a_tensor_stays_what_it_is_wherever_it_is_placed(sizes, shape, data, schedule):
+def test_redistributed_tensor_keeps_its_values(sizes, shape, data, schedule):
     """Sizes that the ranks do not divide, too: each has other shapes on the way."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -133,7 +133,7 @@ def test_a_tensor_stays_what_it_is_wherever_it_is_placed(sizes, shape, data, sch
 
 @few
 @given(count=strategies.world_sizes(2, 4), seed=st.integers(0, 99), schedule=schedules)
-def test_random_distributed_tensors_are_drawn_as_by_the_first_rank(count, seed, schedule):
+def test_random_dtensors_use_the_generator_of_rank_0(count, seed, schedule):
     """Whatever seeds the ranks have: their generators are set to that of rank 0."""
     from torch.distributed import tensor
     from torch.distributed.device_mesh import init_device_mesh
@@ -152,7 +152,7 @@ def test_random_distributed_tensors_are_drawn_as_by_the_first_rank(count, seed, 
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B"])
-def test_a_pipeline_has_the_gradients_of_the_whole_model(count, kind):
+def test_pipeline_has_gradients_of_the_whole_model(count, kind):
     from torch.distributed import pipelining
 
     net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(count)]).double()
@@ -225,7 +225,7 @@ def attended(query, key, value):
     forced=st.sampled_from([None, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]),
     seed=st.integers(0, 99),
 )
-def test_attention_over_parts_of_a_sequence_is_that_over_the_whole(
+def test_context_parallel_attention_equals_that_over_the_whole(
     ranks, heads, share, size, dtype, forced, seed
 ):
     from torch.distributed.device_mesh import init_device_mesh

@@ -39,7 +39,7 @@ def shared(count, nbytes):
     calls=st.integers(1, 5),
     data=st.data(),
 )
-def test_ranks_read_what_was_written_for_their_call(count, nbytes, calls, data):
+def test_ranks_read_the_bytes_of_their_call(count, nbytes, calls, data):
     """In any order in which a rank writes for the next call while others still read this one."""
     ranks = shared(count, nbytes)
     written, read = [0] * count, [0] * count
@@ -102,7 +102,7 @@ def test_full_memory_is_not_shared(tmp_path, monkeypatch):
 
 
 @given(names=st.lists(st.sampled_from(["", "/nowhere/simgpu-1", "short"]), min_size=1, max_size=3))
-def test_a_file_that_is_not_there_or_too_short_is_not_mapped(names):
+def test_missing_or_short_file_is_not_mapped(names):
     """As of a rank on another machine, where there may be a file of this name."""
     with process_transport._file(10) as short, process_transport._file(200) as whole:
         paths = [short if name == "short" else name for name in names]

@@ -96,7 +96,7 @@ def test_stores_of_other_addresses_have_other_keys(other):
 
 
 @given(wanted=st.integers(0, 4), master=st.booleans(), waits=st.booleans(), seed=schedules)
-def test_only_a_server_that_says_so_waits_for_others(wanted, master, waits, seed):
+def test_store_waits_for_others_only_as_a_waiting_server(wanted, master, waits, seed):
     """For as many as it says, itself among them: here there are two."""
 
     def run(rank):
@@ -111,7 +111,7 @@ def test_only_a_server_that_says_so_waits_for_others(wanted, master, waits, seed
         assert simgpu.ranks(2, run, schedule=seed) == [0, 1]
 
 
-def test_questions_between_which_something_happens_go_on():
+def test_polling_with_progress_is_no_deadlock():
     """However many they are."""
 
     def run(rank):
@@ -203,7 +203,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("what", WAITS)
-def test_without_a_schedule_what_they_ask_of_others_is_an_error(what):
+def test_thread_of_a_rank_raises_without_a_schedule(what):
     def start(rank):
         reported = []
 
@@ -241,7 +241,7 @@ def test_deadlock_names_both_waiting_threads_of_a_rank():
 
 @few
 @given(count=st.integers(1, 3))
-def test_a_thread_of_no_rank_asks_its_store_as_outside_of_a_world(count):
+def test_thread_of_no_rank_uses_a_store_as_outside_a_world(count):
     """Nothing schedules it: what it waits for is there, or comes from another process."""
 
     def go(rank):

@@ -35,7 +35,7 @@ def paired(sent, asked):
     itself=st.booleans(),
     seed=schedules,
 )
-def test_ranks_that_are_threads_pair_messages_as_the_backend_does(drawn, backend, itself, seed):
+def test_thread_ranks_pair_messages_by_their_backend(drawn, backend, itself, seed):
     sent, asked = drawn
     device = "cpu" if backend == "gloo" else "cuda"
 
@@ -60,7 +60,7 @@ def test_ranks_that_are_threads_pair_messages_as_the_backend_does(drawn, backend
 
 @few
 @given(drawn=messages, itself=st.booleans())
-def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
+def test_process_ranks_pair_messages_by_tag(drawn, itself):
     sent, asked = drawn
     store, patience = dist.HashStore(), timedelta(seconds=10)
     # Before either begins: one that has ended cannot be connected to.
@@ -95,7 +95,7 @@ def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
     assert together(2, run) == ([expected, []] if itself else [[], expected])
 
 
-def test_an_error_names_the_tag():
+def test_error_names_the_tag():
     def send(rank):
         if rank == 0:
             dist.isend(torch.ones(1), 1, tag=4)

@@ -18,7 +18,7 @@ def add(rank):
 
 
 @pytest.mark.ranks(2)
-def test_collectives_stand_in_table_and_timeline(ranks, tmp_path):
+def test_collectives_are_in_table_and_timeline(ranks, tmp_path):
     table, file = io.StringIO(), tmp_path / "trace.json"
     with watch(str(file), table):
         ranks(add)
@@ -38,7 +38,7 @@ def test_collectives_stand_in_table_and_timeline(ranks, tmp_path):
     assert all(event["args"]["ranks"] == [0, 1] for event in seen)
 
 
-def test_the_ranks_of_a_run_have_one_file(tmp_path, monkeypatch):
+def test_ranks_of_a_run_write_one_trace_file(tmp_path, monkeypatch):
     file = tmp_path / "trace.json"
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in (1, 0):

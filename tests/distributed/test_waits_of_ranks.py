@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from time import sleep
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -165,14 +164,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_rank_that_waits_lets_the_others_go_on(tmp_path, way):
+def test_waiting_rank_lets_others_run(tmp_path, way):
     wait, act = WAYS[way](tmp_path)
     found = simgpu.ranks(2, lambda rank: wait() if rank == 0 else act() and None)
     assert found == ["come", None]
 
 
 @pytest.mark.full
-def test_a_rank_that_waits_for_a_child_process_lets_the_others_go_on(tmp_path):
+def test_rank_waiting_for_a_child_process_lets_others_run(tmp_path):
     code = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'it')!r}).exists(): "
     command = [sys.executable, "-c", code + "time.sleep(0.01)\nprint('come')"]
 
@@ -185,22 +184,9 @@ def test_a_rank_that_waits_for_a_child_process_lets_the_others_go_on(tmp_path):
     assert simgpu.ranks(2, go) == ["come\n", None]
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True))
-def test_sleeps_end_in_the_order_of_their_lengths(lengths):
-    woken = []
-
-    def go(rank):
-        time.sleep(lengths[rank] * MOMENT)
-        woken.append(lengths[rank])
-        dist.barrier(device_ids=[rank])
-
-    simgpu.ranks(len(lengths), go)
-    assert woken == sorted(lengths)
-
-
 @few
 @given(st.integers(1, 50))
-def test_a_rank_that_asks_a_store_waits_for_one_that_sleeps(times):
+def test_polling_rank_waits_for_a_sleeping_one(times):
     def go(rank):
         store = dist.distributed_c10d._get_default_store()
         if rank == 0:
@@ -228,7 +214,7 @@ def test_wait_for_an_action_of_no_rank_is_a_deadlock(tmp_path, way):
 
 
 @pytest.mark.parametrize("every", [None, 500 * MOMENT])
-def test_older_threads_that_wait_hide_no_deadlock(every):
+def test_deadlock_is_found_beside_older_waiting_threads(every):
     """A server's thread waits for ever; that of a progress bar looks up, and waits again."""
     stop, rounds = threading.Event(), []
 
@@ -274,34 +260,8 @@ def test_an_older_thread_at_work_is_waited_for():
     older.join()
 
 
-def test_wait_times_out_when_no_thread_ends_it():
-    def go(_):
-        with pytest.raises(queue.Empty):
-            queue.Queue().get(timeout=MOMENT)
-        return threading.Event().wait(MOMENT)
-
-    assert simgpu.ranks(2, go) == [False, False]
-
-
-def test_the_lock_of_a_library_is_waited_for(monkeypatch):
-    """torch.compile has one, which a rank holds while it waits for processes that compile."""
-    library = ModuleType("library_with_a_lock")
-    library.lock = threading.RLock()
-    monkeypatch.setitem(sys.modules, library.__name__, library)
-    held = []
-
-    def go(rank):
-        with vars(library)["lock"]:
-            held.append(rank)
-            time.sleep(MOMENT)
-            assert held == [rank]
-            held.clear()
-
-    simgpu.ranks(3, go)
-
-
 @given(count=st.integers(2, 4), data=st.data())
-def test_ranks_that_ask_for_what_a_failed_one_was_to_do_are_ended(count, data):
+def test_polling_ranks_end_after_another_fails(count, data):
     """In a loop that sleeps, of which nothing shows that it will never end."""
     failing = data.draw(st.integers(0, count - 1))
     ended = []
@@ -325,7 +285,7 @@ def test_ranks_that_ask_for_what_a_failed_one_was_to_do_are_ended(count, data):
 
 
 @pytest.mark.parametrize("rests", [False, True])
-def test_a_rank_that_holds_the_turn_is_reported(monkeypatch, rests):
+def test_rank_that_runs_long_is_reported(monkeypatch, rests):
     words = io.StringIO()
     monkeypatch.setattr(sys, "stderr", words)
     monkeypatch.setattr(stalls, "LONG", MOMENT)

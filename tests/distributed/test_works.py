@@ -67,7 +67,7 @@ def test_functional_collectives_of_several_tensors_wait_for_each(count, sizes, k
 
 
 @given(count=st.integers(1, 4), again=st.integers(1, 3))
-def test_a_work_of_several_outputs_lives_until_they_are_gone(count, again):
+def test_work_lives_as_long_as_its_outputs(count, again):
     """C++ holds half of it, which would wait for ever by itself."""
     kept, gone = set(), []
     outputs = [torch.ones(2) for _ in range(count)]
@@ -94,7 +94,7 @@ def test_a_work_of_several_outputs_lives_until_they_are_gone(count, again):
     waits=st.booleans(),
     seed=schedules,
 )
-def test_a_work_that_is_dropped_keeps_no_memory(count, kinds, waits, seed):
+def test_dropped_work_keeps_no_memory(count, kinds, waits, seed):
     """Once the device has been waited for, or a later call: nobody can wait for it any more."""
 
     def call(rank):
@@ -162,7 +162,7 @@ def test_sends_without_a_wait_are_forgotten(count):
 
 
 @given(data=st.data(), count=st.integers(2, 3))
-def test_a_work_of_several_calls_is_kept_until_it_is_waited_for(data, count):
+def test_work_of_several_calls_is_kept_until_wait(data, count):
     """It waits for each of them then. To have waited for one is not to have waited for all."""
     calls = [Pending(Call("send", f"send {number}", [], [])) for number in range(count)]
     kept = set()

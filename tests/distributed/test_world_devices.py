@@ -16,12 +16,12 @@ def sort_of(rank):
     return sort.name, sort.total_memory
 
 
-def test_fresh_devices_are_of_the_sort_that_is_asked_for():
+def test_new_devices_have_the_requested_model_and_memory():
     reported = simgpu.ranks(2, sort_of, model="A100", memory=["1GiB", "2GiB"])
     assert reported == [("NVIDIA A100-SXM4-40GB", size << 30) for size in (1, 2)]
 
 
-def test_the_generator_of_fresh_devices_is_the_one_that_is_asked_for():
+def test_new_devices_have_the_requested_generator():
     def drawn(rank):
         torch.manual_seed(0)
         return torch.rand(4, device="cuda").tolist()
@@ -31,7 +31,7 @@ def test_the_generator_of_fresh_devices_is_the_one_that_is_asked_for():
     assert cuda == simgpu.ranks(1, drawn)[0]
 
 
-def test_a_world_waits_for_that_of_another_thread():
+def test_world_waits_for_a_world_of_another_thread():
     """Each has its fresh devices."""
     within, calls, found = threading.Event(), threading.Event(), []
 

@@ -78,7 +78,7 @@ COLLECTIVES = [
         "a wait completes its own call only",
         "Pending._and_before",
         instead(lambda stock: lambda pending: [pending]),
-        "test_a_wait_for_the_last_call_is_one_for_those_before",
+        "test_wait_for_the_last_call_completes_those_before",
     ),
     fault(
         "splits that do not fit are carried out",
@@ -109,7 +109,7 @@ COLLECTIVES = [
         "NCCL looks at tags",
         "_between_two",
         never("nccl"),
-        "test_ranks_that_are_threads_pair_messages_as_the_backend_does",
+        "test_thread_ranks_pair_messages_by_their_backend",
     ),
     fault(
         "channels_last is sent by dimensions",
@@ -122,7 +122,7 @@ COLLECTIVES = [
         "a group that has ended makes calls",
         "Communicator.submit",
         never("ended"),
-        "test_a_group_that_has_ended_makes_no_calls",
+        "test_call_of_an_ended_group_raises",
         raises=BaseException,
     ),
 ]
@@ -154,7 +154,7 @@ RANKS = [
         "a store of a rank waits for no other ranks",
         "TCPStore._wait_for_others",
         instead(lambda stock: lambda *args: None),
-        "test_a_group_that_others_do_not_make_is_a_deadlock",
+        "test_group_made_by_one_rank_is_a_deadlock",
         how={},
         text="rank 0 waits for 2 ranks at the store tcp://localhost:0; rank 1 has ended",
     ),

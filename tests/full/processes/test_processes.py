@@ -70,7 +70,7 @@ not_over.start()
 
 
 @pytest.mark.parametrize("left", sorted(ENDINGS))
-def test_a_process_ends_in_silence_whatever_is_left(check, left):
+def test_process_exits_silently_with_live_objects(check, left):
     assert check(f"{ENTER}{ENDINGS[left]}\nprint('over')") == ["over"]
 
 
@@ -91,7 +91,7 @@ def test_tensors_without_devices_can_be_read_and_saved():
         torch.load(file)
 
 
-def test_a_file_of_simulated_devices_says_what_it_wants(check, tmp_path):
+def test_load_without_devices_names_the_missing_ones(check, tmp_path):
     """In a process that imports only torch."""
     with simgpu.devices(3):
         torch.save({"x": torch.ones(2, device="simgpu:2")}, tmp_path / "saved.pt")
@@ -180,7 +180,7 @@ print(process.exitcode, torch.simgpu._is_in_bad_fork(), (y + 1).tolist(), places
 """
 
 
-def test_a_forked_child_may_use_the_cpu_and_nothing_of_the_devices(check):
+def test_forked_child_uses_the_cpu_and_no_device(check):
     text = (
         "Cannot re-initialize simgpu in forked subprocess. To use simgpu with multiprocessing, "
         "you must use the 'spawn' start method"

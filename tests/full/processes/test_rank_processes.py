@@ -49,7 +49,7 @@ def test_differing_ranks_all_raise():
 
 
 @pytest.mark.parametrize(("count", "leaver", "calls"), [(2, 1, 0), (3, 0, 1), (3, 2, 2)])
-def test_a_rank_that_has_left_is_named_at_once(count, leaver, calls):
+def test_ended_rank_is_named_at_once(count, leaver, calls):
     """Long before the timeout of the group, which is a minute here; also by who follows it."""
     for rank, text in enumerate(results(count, rank_cases.left, leaver, calls)):
         if rank == leaver:
@@ -111,7 +111,7 @@ class Named:
 
 
 @given(splits=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6))
-def test_the_parts_of_a_group_meet_where_no_others_do(splits):
+def test_meeting_points_of_parts_are_unique(splits):
     points = []
     for rank in range(2):
         whole, points_of_rank = Named("whole"), []
@@ -147,7 +147,7 @@ ATTEMPTS = {
         max_size=4,
     )
 )
-def test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts(attempts):
+def test_restarted_ranks_have_keys_of_their_own(attempts):
     """Each attempt of torchrun on one machine has keys of its own; all others share theirs."""
     server, seen = dist.HashStore(), {}
     for number, attempt in enumerate(attempts):
@@ -163,7 +163,7 @@ def test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attem
         assert second.check([str(number)])
 
 
-def test_a_mesh_chooses_the_device_of_a_process_that_has_not():
+def test_cuda_is_initialized_by_the_first_use():
     """As init_device_mesh asks CUDA, which is initialized when a process has used a device."""
 
     def initialized(use):
@@ -205,7 +205,7 @@ def test_dropped_group_does_not_wait(monkeypatch):
 
 
 @given(dying=st.lists(st.integers(0, 3), min_size=1, max_size=5))
-def test_a_group_is_watched_whatever_dies_while_it_is_made(dying):
+def test_new_group_is_watched_while_others_are_collected(dying):
     """The garbage collector may find the last of all others just then."""
     groups, which = [], iter(dying)
 

@@ -74,7 +74,7 @@ def losses(text):
     return found
 
 
-def test_ranks_that_are_started_again_end_where_undisturbed_ones_do(python, tmp_path):
+def test_restarted_ranks_end_like_undisturbed_ones(python, tmp_path):
     package = tmp_path / "package"
     for name, text in {"__init__": "", "train": TRAIN, "spawns": SPAWNS}.items():
         package.mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_that_see_one_gpu_each_call_it_the_first(python, tmp_path):
+def test_ranks_with_one_visible_gpu_use_index_0(python, tmp_path):
     """Each sets CUDA_VISIBLE_DEVICES to its local rank, as launchers do."""
     script = tmp_path / "script.py"
     script.write_text(ONE_GPU_EACH)

@@ -175,7 +175,7 @@ if __name__ == "__main__":
     ("method", "strategy"),
     [("spawn", "file_descriptor"), ("forkserver", "file_system"), ("fork", "file_system")],
 )
-def test_both_processes_have_the_memory(check, method, strategy):
+def test_sent_tensor_shares_memory_between_processes(check, method, strategy):
     given = "True" if method == "fork" else "[2.0, 2.0]"
     assert check(QUEUES, method, strategy) == [
         f"written [2.0, 2.0, 2.0, 2.0] {given}",
