@@ -1,5 +1,7 @@
-"""What is reported of collectives that are not the same on all ranks: once, and by their step."""
+"""Reports of collectives: those that differ among ranks, and those of a trace."""
 
+import io
+import json
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ from torch.distributed.launcher import api
 from torch.nn.parallel import DistributedDataParallel
 
 import simgpu
+from simgpu._profiling.watch import watch
 from simgpu.errors import CollectiveMismatchError, DeadlockError
 from tests.support.worlds import unbound
 
@@ -79,17 +82,12 @@ def test_differing_models_are_reported_by_the_step_that_makes_them(differing):
     assert "Join" not in str(raised.value)
 
 
-def test_collective_of_the_program_names_no_ddp_step():
-    with pytest.raises(CollectiveMismatchError) as raised:
-        simgpu.ranks(2, lambda rank: dist.all_reduce(torch.ones(1 + rank, device="cuda")))
-    assert "DistributedDataParallel" not in str(raised.value)
-
-
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
 @given(count=st.integers(2, 4))
 def test_ranks_with_the_same_error_are_listed_in_a_line(count):
     with pytest.raises(CollectiveMismatchError) as raised:
         simgpu.ranks(count, lambda rank: dist.all_reduce(torch.ones(1 + rank, device="cuda")))
+    assert "DistributedDataParallel" not in str(raised.value), "no step of it"
     first, others = raised.value.__notes__
     assert first.endswith(f" of {count}")
     assert others.endswith("raised the same error")
@@ -130,3 +128,53 @@ def test_changed_device_is_reported_with_its_first_call(calls, moves):
         simgpu.ranks(2, unbound(call))
     shown = f"SUM, on the device cuda:{1 - moves} first used in call {calls + 1} at {__file__}:"
     assert shown in str(raised.value)
+
+
+# `simgpu run --summary` and `--trace`.
+
+
+def add(rank):
+    x = torch.ones(1000, device="cuda")
+    dist.all_reduce(x)
+    dist.broadcast(x, 1)
+
+
+@pytest.mark.ranks(2)
+def test_collectives_are_in_table_and_timeline(ranks, tmp_path):
+    table, file = io.StringIO(), tmp_path / "trace.json"
+    with watch(str(file), table):
+        ranks(add)
+    rows = [line.split() for line in table.getvalue().splitlines()]
+    assert ["allreduce", "2", "7.81", "KiB", "0", "(2", "ranks)"] in rows
+    [*_, last] = [line for line in rows if line[0] == "broadcast"]
+    assert last[1:4] == ["2", "7.81", "KiB"]  # the root, which writes nothing, sends them
+    events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    seen = [event for event in events if event.get("cat") == "collective"]
+    assert {(e["pid"] - 1, e["args"]["number"], e["name"]) for e in seen} == {
+        (rank, number, name)
+        for rank in range(2)
+        for number, name in ((1, "c10d.allreduce_"), (2, "c10d.broadcast_"))
+    }
+    about = {tuple(event["args"][name] for name in ("bytes", "group", "peer")) for event in seen}
+    assert about == {(4000, "0", None)}
+    assert all(event["args"]["ranks"] == [0, 1] for event in seen)
+
+
+def test_ranks_of_a_run_write_one_trace_file(tmp_path, monkeypatch):
+    file = tmp_path / "trace.json"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        table = io.StringIO()
+        with simgpu.as_cuda(2), watch(str(file), table):
+            torch.ones(3, device=f"cuda:{rank}") + 1
+        assert table.getvalue().startswith(f"rank {rank} of 2\ndevice ")
+        assert file.exists() == (rank == 0)
+    events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        "rank 0, cuda:0",
+        "rank 1, cuda:1",
+    }
+    begins = {e["pid"] // 1000: e["ts"] for e in events if e.get("cat") == "kernel"}
+    assert begins[1] < begins[0]  # one clock for all
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]

@@ -1,6 +1,5 @@
 """Ranks that are processes: the collectives, and the errors of ranks that differ."""
 
-import os
 import weakref
 from datetime import timedelta
 from unittest import mock
@@ -133,34 +132,27 @@ def test_groups_that_have_ended_make_no_calls():
         assert "was aborted" in by_backend
 
 
-ATTEMPTS = {
-    "TORCHELASTIC_USE_AGENT_STORE": ["True", "False"],
-    "GROUP_WORLD_SIZE": ["1", "2"],
-    "TORCHELASTIC_RESTART_COUNT": ["0", "1", "2"],
-}
-
-
-@given(
-    attempts=st.lists(
-        st.fixed_dictionaries({name: st.sampled_from(values) for name, values in ATTEMPTS.items()}),
-        min_size=1,
-        max_size=4,
-    )
+@pytest.mark.parametrize(
+    ("shared", "machines", "restart", "apart"),
+    [
+        *(("True", "1", "1", True), ("True", "1", "0", False)),
+        *(("False", "1", "1", False), ("True", "2", "1", False)),
+    ],
 )
-def test_restarted_ranks_have_keys_of_their_own(attempts):
-    """Each attempt of torchrun on one machine has keys of its own; all others share theirs."""
-    server, seen = dist.HashStore(), {}
-    for number, attempt in enumerate(attempts):
-        with mock.patch.dict(os.environ, attempt):
-            first, second = (process_groups._with_restart_prefix(lambda: server) for _ in range(2))
-        shared, machines, count = (attempt[name] for name in ATTEMPTS)
-        apart = int(count) if (shared, machines) == ("True", "1") else 0
-        wanted = seen.setdefault(apart, set())
-        for key in range(number):
-            assert second.check([str(key)]) == (str(key) in wanted)
-        first.set(str(number), "")
-        wanted.add(str(number))
-        assert second.check([str(number)])
+def test_restarted_ranks_have_keys_of_their_own(monkeypatch, shared, machines, restart, apart):
+    """Each attempt of torchrun on one machine; all others share theirs."""
+    server, by_attempt = dist.HashStore(), []
+    server.set("old", "")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", machines)
+    for count in (restart, restart, str(int(restart) + 1)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        by_attempt.append(process_groups._with_restart_prefix(lambda: server))
+    first, second, later = by_attempt
+    assert second.check(["old"]) is not apart
+    first.set("new", "")
+    assert second.check(["new"])
+    assert later.check(["new"]) is ((shared, machines) != ("True", "1"))
 
 
 def test_cuda_is_initialized_by_the_first_use():
