@@ -237,6 +237,7 @@ BAD_CALLS = {
     "scatter into nothing": lambda comm, x, at: comm.scatter(x, out=[]),
     "scatter into the CPU": lambda comm, x, at: comm.scatter(x, out=[x.cpu()]),
     "scatter into another shape": lambda comm, x, at: comm.scatter(x, out=[x[None]]),
+    "scatter into fewer dimensions": lambda comm, x, at: comm.scatter(x, out=[x[0]], dim=1),
     "scatter into too little": lambda comm, x, at: comm.scatter(x, out=[x[:3].clone()]),
     "scatter into too few columns": lambda comm, x, at: comm.scatter(x, dim=-1, out=[x[:, :1]]),
     "scatter a number": lambda comm, x, at: comm.scatter(x.sum(), at),
