@@ -1,6 +1,5 @@
 """DistributedDataParallel: gradients are those of the whole batch, whatever way they take."""
 
-import copy
 import warnings
 
 import pytest
@@ -15,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import simgpu
 from simgpu import strategies
 from tests.support.whole_batch import (
-    One,
-    Two,
+    WholeNumbers,
     backward,
     equal,
     equal_mean,
@@ -59,7 +57,7 @@ KINDS = st.sampled_from(
 def test_gradients_are_those_of_the_whole_batch(
     count, each, options, kind, seed, schedule, backend
 ):
-    model, x = One(seed), rows(count * each, seed)
+    model, x = WholeNumbers(seed), rows(count * each, seed)
     wanted = of_whole_batch(model, x)
 
     def train(rank):
@@ -76,56 +74,6 @@ def test_gradients_are_those_of_the_whole_batch(
 @few
 @given(
     count=strategies.world_sizes(1, 5),
-    steps=st.integers(1, 3),
-    options=OPTIONS,
-    seed=st.integers(0, 99),
-    schedule=schedules,
-)
-def test_no_sync_accumulates(count, steps, options, seed, schedule):
-    model, x = One(seed), rows(count * (steps + 1), seed)
-    wanted = of_whole_batch(model, x)
-
-    def accumulate(rank):
-        ddp = parallel(model, rank, **options)
-        mine = x[rank::count]
-        with ddp.no_sync():
-            for row in mine[:-1]:
-                backward(ddp, row[None], count)
-        single = gradients(ddp)
-        backward(ddp, mine[-1:], count)
-        return single, gradients(ddp)
-
-    for rank, (single, found) in enumerate(simgpu.ranks(count, accumulate, schedule=schedule)):
-        own = of_whole_batch(model, x[rank::count][:-1])
-        assert equal(single, [gradient * count for gradient in own])
-        assert equal(found, wanted)
-
-
-@few
-@given(
-    count=strategies.world_sizes(2, 5),
-    which=st.lists(st.integers(0, 1), min_size=5, max_size=5),
-    options=OPTIONS,
-    seed=st.integers(0, 99),
-)
-def test_partly_unused_layers_sum_over_ranks_that_use_them(count, which, options, seed):
-    model, x = Two(seed), rows(count, seed)
-    single = copy.deepcopy(model)
-    for rank in range(count):
-        single(x[rank : rank + 1], which[rank]).sum().backward()
-
-    def train(rank):
-        ddp = parallel(model, rank, find_unused_parameters=True, **options)
-        backward(ddp, x[rank : rank + 1], count, which=which[rank])
-        return gradients(ddp)
-
-    for found in simgpu.ranks(count, train):
-        assert equal(found, gradients(single))
-
-
-@few
-@given(
-    count=strategies.world_sizes(1, 5),
     steps=st.lists(st.integers(1, 4), min_size=5, max_size=5),
     initial=st.booleans(),
     seed=st.integers(0, 99),
@@ -133,7 +81,7 @@ def test_partly_unused_layers_sum_over_ranks_that_use_them(count, which, options
 )
 def test_ranks_with_fewer_inputs_join(count, steps, initial, seed, schedule):
     """Gradients are divided by the number of all ranks, or of those that have not joined."""
-    model = One(seed)
+    model = WholeNumbers(seed)
 
     def train(rank):
         ddp, done = parallel(model, rank), 0
@@ -196,7 +144,7 @@ HOOKS = {
 }
 
 
-class Meeting(One):
+class Meeting(WholeNumbers):
     """Meets the other ranks in its forward, as synchronized normalization does."""
 
     def forward(self, x):
@@ -222,7 +170,7 @@ def test_active_ddp_module_belongs_to_a_rank(count, schedule):
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_communication_hook_keeps_exact_gradients(hook, count):
-    model, x = One(1), rows(count * 2, 1)
+    model, x = WholeNumbers(1), rows(count * 2, 1)
     wanted = of_whole_batch(model, x)
 
     def train(rank):
@@ -243,7 +191,7 @@ def test_hook_without_a_future_raises(answer):
         return answer
 
     def train(rank):
-        ddp = parallel(One(1), rank)
+        ddp = parallel(WholeNumbers(1), rank)
         ddp.register_comm_hook(None, no_future)
         backward(ddp, rows(1, 0), 2)
 
@@ -267,7 +215,7 @@ def test_hook_without_a_future_raises(answer):
     seed=st.integers(0, 99),
 )
 def test_ddp_mixed_precision_has_all_gradients(count, param, reduce, view, static, seed):
-    model, x = One(seed), rows(count, seed)
+    model, x = WholeNumbers(seed), rows(count, seed)
     wanted = of_whole_batch(model, x)
     precision = nn.parallel.distributed._MixedPrecision(param_dtype=param, reduce_dtype=reduce)
 
@@ -292,4 +240,4 @@ def test_ddp_mixed_precision_has_all_gradients(count, param, reduce, view, stati
 def test_ddp_mixed_precision_warns_of_other_gradients_on_a_gpu():
     precision = nn.parallel.distributed._MixedPrecision(param_dtype=torch.float16)
     with pytest.warns(UserWarning, match="on a GPU the gradients of the first step"):
-        simgpu.ranks(1, lambda rank: parallel(One(0), rank, mixed_precision=precision))
+        simgpu.ranks(1, lambda rank: parallel(WholeNumbers(0), rank, mixed_precision=precision))

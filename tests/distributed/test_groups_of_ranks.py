@@ -16,6 +16,7 @@ import simgpu
 from simgpu import strategies
 from simgpu._distributed.collectives import Call
 from simgpu.errors import CollectiveMismatchError, DeadlockError
+from tests.support import rank_cases
 from tests.support.worlds import few, schedules
 
 pytestmark = pytest.mark.usefixtures("eight_devices")
@@ -229,38 +230,20 @@ ASSIGNED = st.lists(st.integers(0, 2), min_size=SIZE, max_size=SIZE).filter(any)
 @given(
     first=ASSIGNED,
     second=ASSIGNED,
-    often=st.integers(1, 2),
     others=st.integers(0, SIZE - 1),
     backend=st.sampled_from(["nccl", "cpu:gloo,cuda:nccl"]),
     seed=schedules,
 )
-def test_parts_of_a_group_sum_their_own_ranks(first, second, often, others, backend, seed):
+def test_parts_of_a_group_sum_their_own_ranks(first, second, others, backend, seed):
     """In parts of parts too, and where ranks know other numbers of groups."""
-
-    def add(whole, members, positions, rank):
-        part = dist.split_group(whole, positions)
-        mine = next((p for p in positions if members.index(rank) in p), None)
-        if mine is None:
-            assert part in (None, dist.GroupMember.NON_GROUP_MEMBER)
-            return None, []
-        mine = [members[position] for position in mine]
-        for device in ("cuda", "cpu") if "gloo" in backend else ("cuda",):
-            x = torch.full((2,), rank + 1, device=device)
-            dist.all_reduce(x, group=part)
-            assert x.tolist() == [sum(mine) + len(mine)] * 2
-        assert dist.get_process_group_ranks(part) == mine
-        with pytest.raises(ValueError, match=r"Cannot use ReduceOp\.BOR with NCCL"):
-            dist.all_reduce(torch.ones(1, device="cuda").int(), dist.ReduceOp.BOR, group=part)
-        return part, mine
+    parts = parts_of(first)
+    within = parts_of(second[: len(parts[0])]) or [[0]]
 
     def split(rank):
         bind(rank)
         if rank == others:
             dist.new_group([rank], use_local_synchronization=True)
-        for _ in range(often):
-            part, members = add(None, list(range(SIZE)), parts_of(first), rank)
-            positions = parts_of(second[: len(members)])
-            if positions:
-                add(part, members, positions, rank)
+        return rank_cases.parts_of_a_group(rank, parts, within)
 
-    simgpu.ranks(SIZE, split, backend=backend, schedule=seed)
+    for text in simgpu.ranks(SIZE, split, backend=backend, schedule=seed):
+        assert text == "Cannot use ReduceOp.BOR with NCCL"

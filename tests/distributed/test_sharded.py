@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import simgpu
 from simgpu import strategies
-from tests.support.whole_batch import One, of_whole_batch, rows
+from tests.support.whole_batch import WholeNumbers, of_whole_batch, rows
 from tests.support.worlds import few, schedules
 
 pytestmark = [
@@ -41,7 +41,7 @@ def full(tensors):
 def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, layers, seed, schedule):
     from torch.distributed.fsdp import fully_shard
 
-    net, x = One(seed), rows(count * 2, seed)
+    net, x = WholeNumbers(seed), rows(count * 2, seed)
 
     def train(rank):
         mine = copy.deepcopy(net).cuda()
@@ -75,7 +75,7 @@ def test_offloaded_parameters_are_trained_as_others_are(count, original, between
     from torch.distributed.fsdp import CPUOffload, FullStateDictConfig, StateDictType
     from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
 
-    net, x = One(seed), rows(count * 2, seed)
+    net, x = WholeNumbers(seed), rows(count * 2, seed)
 
     def train(rank, offload):
         options = {"device_id": rank, "use_orig_params": original}
@@ -186,14 +186,14 @@ def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(saved, loaded, seed, t
     from torch.distributed.fsdp import fully_shard
 
     folder = tmp_path_factory.mktemp("checkpoint")
-    net = One(seed)
+    net = WholeNumbers(seed)
 
     def save(rank):
         mine = fully_shard(copy.deepcopy(net).cuda())
         checkpoint.save(state_dict.get_model_state_dict(mine), checkpoint_id=folder)
 
     def load(rank):
-        mine = fully_shard(One(seed + 1).cuda())
+        mine = fully_shard(WholeNumbers(seed + 1).cuda())
         state = state_dict.get_model_state_dict(mine)
         checkpoint.load(state, checkpoint_id=folder)
         state_dict.set_model_state_dict(mine, state)

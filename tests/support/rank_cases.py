@@ -213,9 +213,10 @@ def _part(whole, splits, rank, positions=None):
     part = dist.split_group(whole, positions or splits, timeout=timedelta(seconds=60))
     [members] = [each for each in splits if rank in each] or [[]]
     if members:
-        x = torch.full((2,), rank + 1.0, device=device())
-        dist.all_reduce(x, group=part)
-        assert x.tolist() == [sum(member + 1 for member in members)] * 2
+        for place in part._device_types:
+            x = torch.full((2,), rank + 1.0, device=place)
+            dist.all_reduce(x, group=part)
+            assert x.tolist() == [sum(member + 1 for member in members)] * 2
         assert dist.get_process_group_ranks(part) == members
     return part, members
 

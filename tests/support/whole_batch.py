@@ -11,29 +11,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Two(nn.Module):
-    """Two layers of whole numbers; with `which`, one of two last layers is used."""
+class WholeNumbers(nn.Module):
+    """Two layers of whole numbers."""
 
     def __init__(self, seed):
         super().__init__()
-        self.first = nn.Linear(3, 4)
-        self.last, self.other = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
             values = torch.randint(-2, 3, parameter.shape, generator=generator)
             parameter.data = values.to(parameter.dtype)
 
-    def forward(self, x, which=0):
-        hidden = self.first(x).relu()
-        return (self.other if which else self.last)(hidden)
-
-
-class One(Two):
-    """The same without the layer that may be unused."""
-
-    def __init__(self, seed):
-        super().__init__(seed)
-        del self.other
+    def forward(self, x):
+        return self.last(self.first(x).relu())
 
 
 def rows(count, seed):
@@ -45,10 +35,10 @@ def gradients(model):
     return [None if p.grad is None else p.grad.cpu().clone() for p in model.parameters()]
 
 
-def of_whole_batch(model, x, **named):
+def of_whole_batch(model, x):
     """Gradients of the sum over the whole batch, on the CPU."""
     single = copy.deepcopy(model)
-    single(x, **named).sum().backward()
+    single(x).sum().backward()
     return gradients(single)
 
 
@@ -71,5 +61,5 @@ def parallel(model, rank, **options):
     return DistributedDataParallel(copy.deepcopy(model).cuda(), device_ids=[rank], **options)
 
 
-def backward(model, x, size, **named):
-    (model(x.cuda(), **named).sum() * size).backward()
+def backward(model, x, size):
+    (model(x.cuda()).sum() * size).backward()
