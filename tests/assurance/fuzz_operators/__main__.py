@@ -20,12 +20,13 @@ How arguments are spoilt is in `spoil.py`, and what is done with results in `use
 
 import argparse
 import faulthandler
+import math
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
+import traceback
 import warnings
 from functools import partial
 
@@ -147,9 +148,8 @@ def run_round(seed, number, places, say):
             say(None, error)
 
 
-def child(seed, rounds, host, position):
-    """Run `rounds` of `seed`; leaves the call it is at in the file `position`."""
-    faulthandler.enable()
+def child(seed, rounds, host, say):
+    """Run `rounds` of `seed`; `say` is called with each call before it is made."""
     import resource
 
     import torch
@@ -159,14 +159,6 @@ def child(seed, rounds, host, position):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    file = position and os.open(position, os.O_WRONLY | os.O_CREAT)
-
-    def say(call, detail):
-        if not file:
-            print(call or "   ->", repr(detail)[:2000], flush=True)
-        elif call:
-            os.pwrite(file, call.ljust(300).encode(), 0)
-
     with simgpu.devices(2, memory="1GiB") as (first, second):
         with open("/proc/self/statm") as sizes:
             limit = int(sizes.read().split()[0]) * resource.getpagesize() + ROOM
@@ -177,41 +169,47 @@ def child(seed, rounds, host, position):
             run_round(seed, number, places, say)
 
 
-def start(seed, rounds, position, *, host=False):
-    options = ["--seed", str(seed), "--rounds", f"{rounds.start}:{rounds.stop}"]
-    options += ["--position", position, *(["--host"] if host else [])]
-    command = [
-        sys.executable,
-        "-X",
-        "faulthandler",
-        "-m",
-        "tests.assurance.fuzz_operators",
-        *options,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def show(call, detail):
+    print(call or "   ->", repr(detail)[:2000], flush=True)
 
 
-def watch(process, position, deadline):
-    """Wait for a child; returns how it ended: "done", "stuck", or "crash" and its last words."""
-    reported, since = None, time.monotonic()
-    while True:
+def send(channel, call, _):
+    if call:
+        channel.send(call)
+
+
+def serve(channel, seed, rounds, host):
+    """In a process of its own, whose warnings go nowhere; where it ends, it prints why."""
+    with os.fdopen(os.dup(2), "w") as errors, open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        faulthandler.enable(errors)
         try:
-            _, errors = process.communicate(timeout=2)
-        except subprocess.TimeoutExpired:
-            with open(position, "rb") as file:
-                now = file.read(300)
-            if now != reported:
-                reported, since = now, time.monotonic()
-            silent = time.monotonic() - since
-            if silent < SILENCE and time.monotonic() < deadline:
-                continue
-            process.kill()
-            process.communicate()
-            return "stuck" if silent >= SILENCE else "done", ""
-        if process.returncode > 0:
-            raise RuntimeError(f"a child failed by itself:\n{errors.decode()}")
-        status = "done" if process.returncode == 0 else "crash"
-        return status, f"status {process.returncode}\n{errors.decode()[-3000:]}"
+            child(seed, rounds, host, partial(send, channel))
+        except Exception:
+            traceback.print_exc(file=errors)
+            raise
+
+
+def watch(seed, rounds, deadline, *, host=False):
+    """Run rounds in a process; how it ended ("done", "stuck" or "crash"), and its last call."""
+    context = multiprocessing.get_context("fork")  # this process has not imported torch
+    calls, channel = context.Pipe(duplex=False)
+    process = context.Process(target=serve, args=(channel, seed, rounds, host))
+    process.start()
+    channel.close()
+    call, status = "", "done"
+    try:
+        while calls.poll(min(SILENCE, max(0.0, deadline - time.monotonic()))):
+            call = calls.recv()
+        status = "done" if time.monotonic() >= deadline else "stuck"
+        process.kill()
+        process.join()
+    except EOFError:
+        process.join()
+        if process.exitcode > 0:
+            raise RuntimeError("a child failed by itself") from None
+        status = "crash" if process.exitcode else "done"
+    return status, call
 
 
 def run(minutes, seed):
@@ -219,30 +217,21 @@ def run(minutes, seed):
     began = time.monotonic()
     deadline = began + 60 * minutes
     done, counts = 0, {"stuck": 0, "the CPU too": 0, "crash": 0}
-    with tempfile.TemporaryDirectory() as folder:
-        position = os.path.join(folder, "position")
-        while time.monotonic() < deadline:
-            first = 0
-            while first < ROUNDS and time.monotonic() < deadline:
-                open(position, "wb").close()
-                child_process = start(seed, range(first, ROUNDS), position)
-                status, words = watch(child_process, position, deadline)
-                with open(position, "rb") as file:
-                    call = file.read().decode().strip()
-                at = int(call.split()[0]) if call else first
-                done += at - first + 1
-                first = at + 1
-                if status == "done":
-                    break
-                if status == "crash":
-                    again = start(seed, range(at, at + 1), position, host=True)
-                    same = watch(again, position, float("inf"))[0] == "crash"
-                    status = "the CPU too" if same else "crash"
-                counts[status] += 1
-                print(f"{status}: --seed {seed} --round {call}", flush=True)
-                if status == "crash":
-                    print(words, flush=True)
-            seed += 1
+    while time.monotonic() < deadline:
+        first = 0
+        while first < ROUNDS and time.monotonic() < deadline:
+            status, call = watch(seed, range(first, ROUNDS), deadline)
+            at = int(call.split()[0]) if call else first
+            done += at - first + 1
+            first = at + 1
+            if status == "done":
+                break
+            if status == "crash":
+                again, _ = watch(seed, range(at, at + 1), math.inf, host=True)
+                status = "the CPU too" if again == "crash" else "crash"
+            counts[status] += 1
+            print(f"{status}: --seed {seed} --round {call}", flush=True)
+        seed += 1
     print(f"{done} rounds of {CALLS} calls in {time.monotonic() - began:.0f} s: {counts}")
     return counts["crash"] + counts["the CPU too"]
 
@@ -252,15 +241,11 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round", type=int, help="run this round of the seed here, and show it")
-    parser.add_argument("--rounds", help=argparse.SUPPRESS)
-    parser.add_argument("--position", help=argparse.SUPPRESS)
     parser.add_argument("--host", action="store_true", help="with everything on the CPU")
     options = parser.parse_args()
     if options.round is not None:
-        child(options.seed, [options.round], options.host, None)
-    elif options.rounds:
-        first, last = map(int, options.rounds.split(":"))
-        child(options.seed, range(first, last), options.host, options.position)
+        faulthandler.enable()
+        child(options.seed, [options.round], options.host, show)
     else:
         sys.exit(bool(run(options.minutes, options.seed)))
 
