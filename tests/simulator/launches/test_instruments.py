@@ -165,24 +165,6 @@ def test_streams_events_and_synchronizing_are_reported(simulated):
     assert [call[1] for call in seen[7:]] == [side, event, device, device]
 
 
-@pytest.mark.without("--races", reason="reads on a stream that has not waited")
-@given(data=st.data())
-def test_reading_a_value_makes_the_host_wait(simulated, data):
-    """A copy to the host that blocks waits for the stream, one that does not block waits not."""
-    device = data.draw(st.sampled_from(simulated))
-    stream = torch.simgpu.Stream(device)
-    read = data.draw(
-        st.sampled_from([torch.Tensor.item, torch.Tensor.cpu, torch.Tensor.tolist, bool, float])
-    )
-    instrument, seen = listening("host_synchronizes")
-    x = torch.ones((), device=device)
-    with torch.simgpu.stream(stream), added(instrument):
-        x.to("cpu", non_blocking=True)
-        assert seen == []
-        read(x)
-    assert [call[1] for call in seen] == [stream]
-
-
 @given(count=st.integers(1, 8))
 def test_devices_come_and_go(count):
     instrument, seen = listening("devices_changed")

@@ -14,19 +14,6 @@ from tests.support.chunk_rule import chunk_sizes
 from tests.support.observe import ExactNet, values
 
 
-@given(data=st.data())
-def test_kernels_come_in_order(simulated, data):
-    path = data.draw(st.lists(st.sampled_from(simulated), min_size=1, max_size=6))
-    tensors = [torch.ones(2, device=device) for device in path]
-    with simgpu.trace() as trace:
-        for x in tensors:
-            x.exp()
-    assert [(record.op, record.device) for record in trace.kernels] == [
-        ("exp", device) for device in path
-    ]
-    assert trace.copies == []
-
-
 def test_only_the_block_is_seen(simulated):
     x = torch.ones(2, device=simulated[1])
     x.exp()

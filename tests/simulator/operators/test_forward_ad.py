@@ -45,16 +45,3 @@ def test_a_tangent_follows_a_copy(simulated, shape, slots, of_source, of_target)
             return
         assert found.device == target
         assert torch.equal(found.cpu(), (view(tangent) * 2).expand(2, 3).cpu())
-
-
-@given(slots=st.tuples(st.integers(-1, 7), st.integers(-1, 7)))
-def test_jvp_goes_through_a_copy(simulated, slots):
-    source, target = (place(slot, simulated) for slot in slots)
-
-    def cubed(x):
-        return torch.zeros(3, device=target).copy_(x) ** 3
-
-    x, tangent = torch.arange(3.0), torch.ones(3)
-    got = torch.func.jvp(cubed, (x.to(source),), (tangent.to(source),))
-    assert [value.device for value in got] == [target] * 2
-    assert [value.tolist() for value in got] == [[0, 1, 8], [0, 3, 12]]

@@ -17,7 +17,6 @@ from simgpu._core import world
 from simgpu._random import distributions, fill, layout
 from simgpu._random.distributions import order_of_elements
 from simgpu._random.generator_state import Stream
-from simgpu._random.layout import in_memory_order, launches
 from simgpu._random.samplers import _buckets
 from tests.support import cuda_draws
 
@@ -78,13 +77,6 @@ strides = st.sampled_from([1, 10, 100, 1000])
 dimensions = st.lists(st.tuples(st.integers(1, 3), strides, strides), min_size=3, max_size=5)
 
 
-@given(size=st.integers(2, 5), stride=st.integers(1, 4), apart=st.integers(0, 3))
-def test_a_tensor_that_overlaps_is_walked_through_by_its_indices(size, stride, apart):
-    """It does where the second element of a dimension is the last of the one within."""
-    strides = stride, (size - 1) * stride + apart
-    assert order_of_elements((size, 2), strides, (1, size)) == ([1, 0] if apart else [0, 1])
-
-
 @given(dimensions=dimensions)
 def test_dimensions_of_one_element_do_not_order_the_others(dimensions):
     """Each has a size, and the strides of a tensor and of its chances."""
@@ -109,47 +101,6 @@ def test_offsets_go_on_past_32_bits(simulated, before, step, numel):
         units = cuda_draws.grid_stride(numel, 4, GPU, 7, offset, cuda_draws.four_floats)
         assert drawn == units, number
         generator.set_offset(offset + 4 * step)
-
-
-def moved(dtype, limit, towards):
-    """A limit of `random_` that rounding would carry past itself, in steps of C++.
-
-    From `update_from` and `update_to` of ATen/native/DistributionTemplates.h.
-    """
-    inner = limit + towards
-    rounded = int(torch.tensor(inner).to(dtype))
-    if (rounded - limit) * towards >= (0 if towards > 0 else 1):
-        return limit
-    exponent, rest = 0, abs(inner) >> 1
-    while rest:
-        exponent, rest = exponent + 1, rest >> 1
-    return rounded + towards * (1 << (exponent - distributions.DIGITS[dtype] + 1))
-
-
-@pytest.mark.parametrize("dtype", sorted(distributions.DIGITS, key=str))
-@given(data=st.data(), bits=st.integers(4, 62))
-def test_limits_are_moved_where_they_are_rounded(dtype, data, bits):
-    most = 60_000 if dtype is torch.float16 else 2**bits
-    low = data.draw(st.integers(-most, most - 2) | st.integers(-most, -most // 3))
-    high = data.draw(st.integers(low + 1, most))
-    kind = distributions.from_to(dtype, low, high)
-    ends = moved(dtype, low, 1), moved(dtype, high, -1)
-    assert (kind.base, kind.span) == (ends[0], (ends[1] - ends[0]) % 2**64)
-    most = 2 ** distributions.DIGITS[dtype]
-    if low < most:  # to as far as the dtype counts in ones
-        kind = distributions.from_to(dtype, low, None)
-        assert (kind.base, kind.span) == (ends[0], most + 1 - ends[0])
-
-
-@given(numel=st.integers(1, 2**36), itemsize=st.sampled_from([1, 2, 4, 8]))
-def test_each_half_is_the_smaller_one_first(numel, itemsize):
-    def halves(count):
-        if count <= 2**31 - 1 and (count - 1) * itemsize + 1 <= 2**31 - 1:
-            return [count]
-        return [*halves(count // 2), *halves(count - count // 2)]
-
-    found = launches(in_memory_order([numel], [1]), itemsize)
-    assert [part.numel for part in found] == halves(numel)
 
 
 @given(numel=st.integers(1, 600), limit=st.integers(200, 2500), seed=st.integers(0, 99))

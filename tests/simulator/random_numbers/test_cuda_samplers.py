@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from simgpu._core import world
 from simgpu._random import layout
-from simgpu._random.samplers import bits_of_keys
 from tests.support import cuda_draws
 from tests.support.cuda_draws import to_float
 
@@ -84,28 +83,6 @@ def test_normal(simulated, dtype, numel, gpu, seed, mean, std):
     # Six roundings of floats up to 7, and the last one.
     roundings = 1e-13 if double else 1e-5
     assert error <= roundings + (expected.abs().max().item() * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype in WHOLE if dtype is not torch.bool] + REAL)
-@given(data=st.data(), numel=sizes, gpu=gpus, seed=seeds, offset=offsets)
-def test_geometric(simulated, dtype, data, numel, gpu, seed, offset):
-    """Whole numbers of any dtype that has room for them, as bits but beside a whole quotient."""
-    p = data.draw(st.sampled_from([0.3, 0.9] if dtype.itemsize == 1 else [0.3, 0.9, 0.01]))
-    device = simulated[0]
-    start(device, gpu, seed, offset)
-    drawn = torch.empty(numel, dtype=dtype, device=device).geometric_(p).tolist()
-    double = dtype is torch.float64
-    unroll, numbers = (2, cuda_draws.two_doubles) if double else (4, cuda_draws.four_floats)
-    units = cuda_draws.grid_stride(numel, unroll, gpu, seed, offset, numbers)
-    quotients = [math.log(unit) / math.log1p(-p) for unit in units]
-    errors = [(1e-13 if double else 2e-7 / p) * max(number, 1) for number in quotients]
-    pairs = list(zip(quotients, errors, strict=True))
-    least, most = (
-        rounded([math.ceil(number + side * error) for number, error in pairs], dtype).tolist()
-        for side in (-1, 1)
-    )
-    assert all(map(lambda *found: found[0] in found[1:], drawn, least, most))
-    assert moved() == offset + cuda_draws.policy(numel, unroll, gpu)[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
@@ -240,18 +217,6 @@ def test_a_permutation_with_equal_keys(simulated):
     start(simulated[0], (1, 256), 5, 0)
     expected, _ = cuda_draws.permutation(600, (1, 256), 5, 0)
     assert torch.randperm(600, device=simulated[0]).tolist() == expected
-
-
-@pytest.mark.parametrize("numel", [21300, 30001, 30100])
-def test_permutations_with_keys_of_all_bits(simulated, numel):
-    """Keys of 32 bits, whose highest is a sign, and of 64."""
-    device = simulated[0]
-    gpu = 108, 2048
-    start(device, gpu, 7, 0)
-    expected, after = cuda_draws.permutation(numel, gpu, 7, 0)
-    assert bits_of_keys(numel) in (32, 33)
-    assert torch.randperm(numel, device=device).tolist() == expected
-    assert moved() == after
 
 
 @given(rows=st.integers(1, 4), categories=st.integers(1, 9), samples=st.integers(2, 300),
