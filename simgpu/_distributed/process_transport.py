@@ -306,6 +306,7 @@ class ProcessTransport(Transport):
         self._backend, self._group, self._ranks = backend, group, ranks
         self._here, self._count = backend.rank(), len(ranks)
         self._lanes: dict[str, SerialQueue] = {}
+        self._ends = contextlib.ExitStack()
         self._failure: BaseException | None = None
         self._memory: SharedMemory | None = None
         self._asked = 0  # bytes of it
@@ -319,6 +320,7 @@ class ProcessTransport(Transport):
         lane = self._lanes.get(call.row)
         if lane is None:
             lane = self._lanes[call.row] = SerialQueue(f"group {self._group} {call.row}")
+            self._ends.callback(lane.close)
         pending.transport = self
         # A single rank only waits for what it sends to itself.
         awaited = awaited or (self._count == 1 and call.kind != "recv")
@@ -373,7 +375,7 @@ class ProcessTransport(Transport):
         self._failure = RankLostError(f"group {self._group!r} was aborted")
 
     def closing(self) -> Callable[[], None]:
-        return functools.partial(_close, self._lanes)
+        return self._ends.close
 
     # What the ranks say of a call before it begins.
 
@@ -561,8 +563,3 @@ class ProcessTransport(Transport):
             begin(*args).wait()
         except RuntimeError as error:
             raise _GlooError(str(error)) from error
-
-
-def _close(lanes: dict[str, SerialQueue]) -> None:
-    for lane in lanes.values():
-        lane.close()

@@ -334,7 +334,9 @@ class Remainder(_Lanes):
         for lane, out in enumerate(outs):
             count, bits = len(out), out.view(np.uint64)
             if self.wide:
-                _join(words[2 * lane][:count], words[2 * lane + 1][:count], bits)
+                bits[...] = words[2 * lane][:count]
+                np.left_shift(bits, np.uint64(32), out=bits)
+                np.bitwise_or(bits, words[2 * lane + 1][:count], out=bits)
                 if self.span < _WORD:
                     np.remainder(bits, np.uint64(self.span), out=bits)
             elif self.span < 2**32:
@@ -343,12 +345,6 @@ class Remainder(_Lanes):
                 bits[...] = words[lane][:count]
             if self.base:
                 np.add(bits, np.uint64(self.base % _WORD), out=bits)
-
-
-def _join(high: Words32, low: Words32, out: Array) -> None:
-    out[...] = high
-    np.left_shift(out, np.uint64(32), out=out)
-    np.bitwise_or(out, low, out=out)
 
 
 def any_of(dtype: torch.dtype) -> Remainder:
@@ -368,29 +364,22 @@ def from_to(dtype: torch.dtype, low: int, high: int | None) -> Remainder:
     if high is None and low == _INT64_MIN:
         return Remainder(_WORD, 0, True)
     if dtype in DIGITS:
-        low = _least(dtype, low)
-        high = None if high is None else _most(dtype, high)
+        low = _reached(dtype, low, 1)
+        high = None if high is None else _reached(dtype, high, -1)
     if high is None:
         high = _last(dtype) + 1
     span = (high - low) % _WORD
     return Remainder(span, low, span >= WIDE)
 
 
-def _least(dtype: torch.dtype, low: int) -> int:
-    """`low`, or the next number that `dtype` has, where rounding would fall below it."""
-    rounded = _rounded(dtype, low + 1)
-    if rounded < low:
-        return rounded + (1 << max(abs(low + 1).bit_length() - DIGITS[dtype], 0))
-    return low
+def _reached(dtype: torch.dtype, limit: int, step: int) -> int:
+    """`limit`, or the next number that `dtype` has where rounding would go past it.
 
-
-def _most(dtype: torch.dtype, high: int) -> int:
-    """`high`, or the last number that `dtype` has, where rounding would reach it."""
-    rounded = _rounded(dtype, high - 1)
-    if rounded >= high:
-        return rounded - (1 << max(abs(high - 1).bit_length() - DIGITS[dtype], 0))
-    return high
-
-
-def _rounded(dtype: torch.dtype, number: int) -> int:
-    return int(torch.tensor(number, dtype=torch.int64, device="cpu").to(dtype).item())
+    `step` is 1 for the lower limit, where rounding could fall below it, and -1 for the upper one,
+    where rounding could reach it.
+    """
+    number = limit + step
+    rounded = int(torch.tensor(number, dtype=torch.int64, device="cpu").to(dtype).item())
+    if rounded < limit if step > 0 else rounded >= limit:
+        return rounded + step * (1 << max(abs(number).bit_length() - DIGITS[dtype], 0))
+    return limit

@@ -8,6 +8,7 @@ each number belongs to, and how far the generator moves on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,6 @@ from simgpu._random.generator_state import Stream
 from simgpu._random.layout import (
     INT32_MAX,
     Launch,
-    Part,
     in_memory_order,
     launch_of,
     launches,
@@ -39,13 +39,12 @@ _NUMPY = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class Source:
     """Where a kernel's numbers come from: a stream, and how many threads its GPU holds at once."""
 
-    __slots__ = ("resident", "stream")
-
-    def __init__(self, stream: Stream, resident: int) -> None:
-        self.stream, self.resident = stream, resident
+    stream: Stream
+    resident: int
 
 
 class Kind(Protocol):
@@ -78,7 +77,10 @@ def fill(tensor: torch.Tensor, source: Source, kind: Kind) -> None:
         source.stream.take(launch_of(numel, kind.unroll, source.resident).increment)
     for part in parts:
         launch = launch_of(part.numel, kind.unroll, source.resident)
-        _fill_dense(_elements(tensor, part), launch, source, kind)
+        # Its elements, in the order in which the kernel visits them.
+        start = tensor.storage_offset() + part.start
+        elements = tensor.as_strided(part.sizes[::-1], part.strides[::-1], start)
+        _fill_dense(elements, launch, source, kind)
 
 
 def refuse_overlap(tensor: torch.Tensor) -> None:
@@ -91,31 +93,16 @@ def refuse_overlap(tensor: torch.Tensor) -> None:
         )
 
 
-def _elements(tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """The elements of `part`, in the order in which the kernel visits them."""
-    sizes, strides = part.sizes[::-1], part.strides[::-1]
-    return tensor.as_strided(sizes, strides, tensor.storage_offset() + part.start)
-
-
 def _fill_dense(tensor: torch.Tensor, launch: Launch, source: Source, kind: Kind) -> None:
     """Fill the elements of `tensor` in their order by one launch."""
     seed, place = source.stream.take(launch.increment)
-    array = writable(tensor, kind.dtype)
-    if array is not None:
-        draw(array, seed, place, launch, kind, source.stream)
+    if _NUMPY.get(tensor.dtype) is kind.dtype and tensor.is_contiguous():
+        row = tensor if tensor.dim() <= _MOST_DIMS else _view(_HOST_KEYS, tensor, (-1,))
+        draw(row.numpy().reshape(-1), seed, place, launch, kind, source.stream)
         return
     array = np.empty(tensor.numel(), kind.dtype)
     draw(array, seed, place, launch, kind, source.stream)
     _copy(_HOST_KEYS, tensor, torch.from_numpy(array).view(tensor.shape))
-
-
-def writable(tensor: torch.Tensor, dtype: Any) -> Array | None:
-    """The memory of `tensor` as one row of numbers of `dtype`, if it is that."""
-    if _NUMPY.get(tensor.dtype) is not dtype or not tensor.is_contiguous():
-        return None
-    if tensor.dim() > _MOST_DIMS:
-        tensor = _view(_HOST_KEYS, tensor, (-1,))
-    return tensor.numpy().reshape(-1)
 
 
 def draw(
@@ -127,7 +114,7 @@ def draw(
     """
     numel = len(array)
     if stream is not None and numel <= MOST_THREADS and numel <= launch.threads:
-        table = stream.ahead.drawn(seed, place, numel)[:numel]
+        table = stream.ahead.drawn(4, seed, place, numel)[:numel]
         kind.convert(Words(*table.T), (array,))
         return
     for call in range(launch.calls):

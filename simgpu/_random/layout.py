@@ -59,15 +59,6 @@ class Part(NamedTuple):
     def numel(self) -> int:
         return math.prod(self.sizes)
 
-    def extent(self, itemsize: int) -> int:
-        """Bytes from the first element to the last, plus 1."""
-        pairs = zip(self.sizes, self.strides, strict=True)
-        return 1 + sum((size - 1) * stride * itemsize for size, stride in pairs)
-
-    def needs_64_bits(self, itemsize: int) -> bool:
-        """Whether the kernel's 32-bit arithmetic could not reach all of it."""
-        return self.numel > INT32_MAX or self.extent(itemsize) > INT32_MAX
-
 
 def in_memory_order(sizes: Sequence[int], strides: Sequence[int]) -> Part:
     """All elements of a tensor, sorted and joined as TensorIterator does."""
@@ -106,9 +97,9 @@ def _compare(sizes: Sequence[int], strides: Sequence[int], one: int, other: int)
 
 def launches(part: Part, itemsize: int) -> list[Part]:
     """The parts that are filled by a launch each; more than one where 32 bits cannot reach all."""
-    if not part.needs_64_bits(itemsize):
-        return [part]
     extents = [(size - 1) * stride for size, stride in zip(part.sizes, part.strides, strict=True)]
+    if max(part.numel, 1 + sum(extents) * itemsize) <= INT32_MAX:
+        return [part]
     # The largest dimension; of equal ones the slowest.
     dim = max(range(len(extents)), key=lambda at: (extents[at], at))
     size = part.sizes[dim]

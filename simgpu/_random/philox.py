@@ -335,22 +335,17 @@ class Ahead:
         # By the number of lanes and the greatest number of threads.
         self._rows: dict[tuple[int, int], _Rows] = {}
 
-    def drawn(self, seed: int, place: int, threads: int) -> Words32:
-        """Four words for each of at least `threads` threads at `place`; not to be written to."""
-        with self._lock:
-            return self._of(4, threads).row(seed, place)
+    def drawn(self, lanes: int, seed: int, place: int, threads: int) -> Array:
+        """What each of at least `threads` threads draws at `place`; not to be written to.
 
-    def uniform(self, seed: int, place: int, threads: int) -> Floats:
-        """What `uniform_()` makes of each thread's first word: in [0, 1), 0 where 1 is drawn."""
+        Four words (`lanes` is 4), or what `uniform_()` makes of the first one (1): a number in
+        [0, 1), 0 where 1 is drawn.
+        """
         with self._lock:
-            rows = self._rows.get((1, threads)) or self._of(1, threads)
+            rows = self._rows.get((lanes, threads))
+            if rows is None:
+                step = max(64, 1 << threads.bit_length() >> 3)  # sizes that are nearly alike share
+                width = -(-threads // step) * step
+                rows = self._rows.get((lanes, width)) or _Rows(width, lanes)
+                self._rows[lanes, threads] = self._rows[lanes, width] = rows
             return rows.row(seed, place)
-
-    def _of(self, lanes: int, threads: int) -> _Rows:
-        rows = self._rows.get((lanes, threads))
-        if rows is None:
-            step = max(64, 1 << threads.bit_length() >> 3)  # sizes that are nearly alike share
-            width = -(-threads // step) * step
-            rows = self._rows.get((lanes, width)) or _Rows(width, lanes)
-            self._rows[lanes, threads] = self._rows[lanes, width] = rows
-        return rows

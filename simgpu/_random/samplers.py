@@ -44,14 +44,6 @@ def dropout_parameters(p: float, dtype: torch.dtype) -> tuple[float, float]:
     return float(keep), float(np.float32(1.0 / float(keep)))
 
 
-def elements_at_once(address: int, itemsize: int, numel: int) -> int:
-    """How many elements of a dense tensor a thread takes at once."""
-    several = _LOAD // itemsize
-    while several > 1 and (address % (several * itemsize) or numel % several):
-        several //= 2
-    return several
-
-
 def fill_mask(mask: Tensor, like: Tensor, keep: float, source: Source) -> None:
     """Write to `mask` which elements of `like` are kept, each with probability `keep`.
 
@@ -62,8 +54,12 @@ def fill_mask(mask: Tensor, like: Tensor, keep: float, source: Source) -> None:
     launch = launch_of(numel, _UNROLL, source.resident)
     seed, place = source.stream.take(launch.increment)
     limit = first_failure(keep)
-    dense = like.is_contiguous() or is_dense(like.shape, like.stride())
-    at_once = elements_at_once(like.data_ptr(), like.itemsize, numel) if dense else 1
+    at_once = 1
+    if like.is_contiguous() or is_dense(like.shape, like.stride()):
+        # As many elements as a thread loads: its address and the size have to be multiples.
+        at_once = _LOAD // like.itemsize
+        while at_once > 1 and (like.data_ptr() % (at_once * like.itemsize) or numel % at_once):
+            at_once //= 2
     if at_once > 1:
         row = mask if mask.dim() == 1 and mask.is_contiguous() else mask.as_strided((numel,), (1,))
         _fill_side_by_side(row.numpy(), seed, place, launch, at_once, limit, source.stream)
@@ -81,7 +77,7 @@ def _fill_side_by_side(
     """The mask by threads that take `at_once` elements which are side by side."""
     groups = mask.reshape(-1, at_once)
     if at_once == 4 and len(groups) <= min(MOST_THREADS, launch.threads):
-        below(stream.ahead.drawn(seed, place, len(groups))[: len(groups)], limit, groups)
+        below(stream.ahead.drawn(4, seed, place, len(groups))[: len(groups)], limit, groups)
         return
     blocks = max(at_once // 4, 1)  # of words in each call
     for call in range(-(-len(groups) // launch.threads)):
@@ -218,10 +214,6 @@ def _is_double(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float64
 
 
-def _dtype(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype
-
-
 def uniform_(
     keys: Keys, tensor: Tensor, low: float = 0, high: float = 1, *, generator: Source
 ) -> Tensor:
@@ -266,7 +258,7 @@ def _drawn_ahead(numel: int, source: Source) -> Floats | None:
         return None
     stream = source.stream
     seed, place = stream.take(STEP)
-    return stream.ahead.uniform(seed, place, numel)[:numel]
+    return stream.ahead.drawn(1, seed, place, numel)[:numel]
 
 
 def normal_(
@@ -402,7 +394,6 @@ def multinomial(
     out: Tensor | None = None,
 ) -> Tensor:
     """`torch.multinomial`: by exponential numbers, but for several samples with replacement."""
-    run = _aten.multinomial.default._handle.redispatch_boxed
     categories = weights.shape[-1] if weights.dim() else 0
     if (
         not weights.numel()
@@ -414,11 +405,9 @@ def multinomial(
         or (out is not None and out.dtype is not torch.int64)
         or not _is_distribution(weights)
     ):  # raises, or there is nothing to draw
-        if out is not None:
-            call = _aten.multinomial.out._handle.redispatch_boxed
-            result: Tensor = call(keys, weights, samples, replacement, generator=SCRATCH, out=out)
-            return result
-        return run(keys, weights, samples, replacement, generator=SCRATCH)  # type: ignore[no-any-return]
+        packet, outs = _aten.multinomial, {} if out is None else {"out": out}
+        run = (packet.out if outs else packet.default)._handle.redispatch_boxed
+        return run(keys, weights, samples, replacement, generator=SCRATCH, **outs)  # type: ignore[no-any-return]
     if replacement and samples > 1:
         rows = weights.reshape(-1, categories)
         wide = rows if rows.dtype is torch.float64 else rows.float()
@@ -460,17 +449,14 @@ def rrelu_with_noise(
     """`rrelu`: negative numbers times a random slope, which is left in `noise`."""
     arguments = tensor, noise, lower, upper, training
     if not training or not tensor.numel() or tensor.dtype not in REAL:
-        if out is None:
-            run = _aten.rrelu_with_noise.default._handle.redispatch_boxed
-            return run(keys, *arguments, generator=SCRATCH)  # type: ignore[no-any-return]
-        run = _aten.rrelu_with_noise.out._handle.redispatch_boxed
-        return run(keys, *arguments, generator=SCRATCH, out=out)  # type: ignore[no-any-return]
+        packet, outs = _aten.rrelu_with_noise, {} if out is None else {"out": out}
+        run = (packet.out if outs else packet.default)._handle.redispatch_boxed
+        return run(keys, *arguments, generator=SCRATCH, **outs)  # type: ignore[no-any-return]
     drawn = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    fill(drawn, generator, distributions.Unit(tensor.dtype is torch.float64))
+    fill(drawn, generator, distributions.Unit(_is_double(tensor)))
     slopes = drawn.double()
     multiply_add(slopes.numpy().reshape(-1), upper - lower, lower)
-    slope = slopes.to(torch.float64 if tensor.dtype is torch.float64 else torch.float32)
-    slope = slope.to(tensor.dtype)
+    slope = (slopes if _is_double(tensor) else slopes.float()).to(tensor.dtype)
     sloping = tensor <= 0
     result = torch.where(sloping, tensor * slope, tensor)
     noise.copy_(torch.where(sloping, slope, torch.ones_like(slope)))
@@ -514,7 +500,7 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
     "normal.float_Tensor_out": normal,
     "normal_": normal_,
     "poisson": by_host(_aten.poisson.default, 20),
-    "random_": _filled_by(_aten.random_.default, distributions.any_of, _dtype),
+    "random_": _filled_by(_aten.random_.default, distributions.any_of, lambda tensor: tensor.dtype),
     "random_.from": random_from,
     "random_.to": random_to,
     "randperm.generator_out": randperm_out,
