@@ -104,20 +104,3 @@ def test_no_other_replica_shares_memory(devices, slots):
         for k in range(1, len(targets)):
             assert not same_memory(replicas[k][name], original[name])
             assert not same_memory(replicas[k][name], replicas[k - 1][name])
-
-
-@given(data=st.data(), frozen=st.booleans())
-def test_gradients_flow_back_to_the_original(devices, data, frozen):
-    """A replica's tensors are no leaves: what is done with them ends in the module's gradients."""
-    targets = data.draw(strategies.device_lists(devices))
-    module = nn.Linear(2, 2).to(targets[0])
-    module.bias.requires_grad_(not frozen)
-    replicas = dataparallel.replicate(module, targets)
-    used = [replica.weight.sum() * (k + 1) for k, replica in enumerate(replicas)]
-    for replica in replicas:
-        assert not replica.weight.is_leaf
-        assert replica.bias.requires_grad == (not frozen)
-    torch.autograd.backward(used)
-    total = len(targets) * (len(targets) + 1) / 2
-    assert plain(module.weight.grad) == [[total] * 2] * 2
-    assert module.weight.grad.device == targets[0]

@@ -152,18 +152,6 @@ def test_output_has_rounded_numbers(devices, name, numbers, dtype, size, slot):
         assert same_bits(out, CALLS[name](x, y).to(dtype))
 
 
-@given(
-    numbers=NUMBERS,
-    dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),
-    slot=st.integers(0, 7),
-)
-def test_real_output_has_rounded_halves(devices, numbers, dtype, slot):
-    x = pair(numbers)[0].to(place(slot, devices))
-    out = torch.empty_like(x.real, dtype=dtype)
-    assert torch.angle(x, out=out) is out
-    assert same_bits(out, torch.angle(x).to(dtype))
-
-
 def same_bits(one, other):
     """Whether two tensors have the same numbers; any NaN is like another."""
     pairs = zip(parts_of(one).flatten(), parts_of(other).flatten(), strict=True)

@@ -73,19 +73,6 @@ def test_a_sum_has_the_values_of_both(devices, data, dtype, dense, alpha, way):
         assert got.is_coalesced() == (x if x._nnz() else y if y._nnz() else got).is_coalesced()
 
 
-@given(data=st.data(), dtype=st.sampled_from([torch.float16, torch.float32]))
-def test_gradients_of_a_table_add_up(devices, data, dtype):
-    """Those of two passes, in half precision too."""
-    device = data.draw(st.sampled_from(devices))
-    table = torch.nn.Embedding(5, 2, sparse=True).to(device, dtype)
-    rows = [data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)) for _ in range(2)]
-    for some in rows:
-        table(torch.tensor(some, device=device)).sum().backward()
-    seen = torch.tensor([*rows[0], *rows[1]])
-    counts = torch.bincount(seen, minlength=5)[:, None].expand(5, 2)
-    assert torch.equal(table.weight.grad.to_dense().cpu(), counts.to(dtype))
-
-
 @given(data=st.data(), way=st.sampled_from(["+=", "out="]))
 def test_a_sum_is_merged_before_it_is_rounded(devices, data, way):
     """A wide tensor added to a narrow one."""

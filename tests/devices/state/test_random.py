@@ -1,8 +1,9 @@
 """Random numbers: every device has a stream of its own, and the CPU's stays as it is.
 
-Whatever order devices and threads draw in.
+Whatever order devices and threads draw in; and what generators draw, repeat and refuse.
 """
 
+import pickle
 import threading
 
 import pytest
@@ -13,29 +14,52 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import dataparallel
-from tests.support.observe import plain
+from tests.support.observe import place, plain
 
+# What draws from a given generator, or from that of the device.
 DRAWS = {
-    "rand": lambda device: torch.rand(4, device=device),
-    "randn": lambda device: torch.randn(4, device=device),
-    "randint": lambda device: torch.randint(0, 1000, (8,), device=device),
-    "randperm": lambda device: torch.randperm(20, device=device),
-    "normal_": lambda device: torch.empty(4, device=device).normal_(),
-    "uniform_": lambda device: torch.empty(4, device=device).uniform_(),
-    "exponential_": lambda device: torch.empty(4, device=device).exponential_(),
-    "rand_like": lambda device: torch.rand_like(torch.empty(4, device=device)),
-    "bernoulli": lambda device: torch.bernoulli(torch.full((64,), 0.5, device=device)),
-    "multinomial": lambda device: torch.multinomial(torch.ones(20, device=device), 10),
-    "dropout": lambda device: F.dropout(torch.ones(64, device=device)),
-    "dropout1d": lambda device: F.dropout1d(torch.ones(4, 64, 1, device=device)),
+    "randn": lambda device, generator=None: torch.randn(5, device=device, generator=generator),
+    "rand": lambda device, generator=None: torch.rand(5, device=device, generator=generator),
+    "randint": lambda device, generator=None: torch.randint(
+        1000, (5,), device=device, generator=generator
+    ),
+    "uniform_": lambda device, generator=None: torch.empty(5, device=device).uniform_(
+        generator=generator
+    ),
+    "normal": lambda device, generator=None: torch.normal(
+        torch.zeros(5, device=device), 1.0, generator=generator
+    ),
+    "bernoulli": lambda device, generator=None: torch.bernoulli(
+        torch.full((99,), 0.5, device=device), generator=generator
+    ),
+    "multinomial": lambda device, generator=None: torch.multinomial(
+        torch.ones(99, device=device), 9, generator=generator
+    ),
+    "init": lambda device, generator=None: torch.nn.init.normal_(
+        torch.empty(5, device=device), generator=generator
+    ),
+    "randn out": lambda device, generator=None: torch.randn(
+        5, generator=generator, out=torch.empty(5, device=device)
+    ),
+    "randperm": lambda device, generator=None: torch.randperm(
+        99, device=device, generator=generator
+    ),
+}
+WITHOUT_GENERATOR = {
     "alpha_dropout": lambda device: F.alpha_dropout(torch.ones(64, device=device), training=True),
     "attention": lambda device: F.scaled_dot_product_attention(
         *[torch.ones(2, 64, 4, device=device)] * 3, None, 0.5
     ),
-    "init": lambda device: torch.nn.Linear(4, 4, device=device).weight,
+    "dropout": lambda device: F.dropout(torch.ones(64, device=device)),
+    "dropout1d": lambda device: F.dropout1d(torch.ones(4, 64, 1, device=device)),
+    "exponential_": lambda device: torch.empty(4, device=device).exponential_(),
+    "linear": lambda device: torch.nn.Linear(4, 4, device=device).weight,
+    "rand_like": lambda device: torch.rand_like(torch.empty(4, device=device)),
 }
+ANY = DRAWS | WITHOUT_GENERATOR
 
 seeds = st.integers(0, 2**31)
+slots = st.integers(0, 7)
 
 
 def seeded(devices, seed):
@@ -46,30 +70,30 @@ def mask(device):
     return plain(F.dropout(torch.ones(4, 64, device=device)) == 0)
 
 
-@pytest.mark.parametrize("name", sorted(DRAWS))
+@pytest.mark.parametrize("name", sorted(ANY))
 @given(data=st.data(), seed=seeds)
 def test_device_draws_leave_the_cpu_stream_alone(devices, name, data, seed):
     target = data.draw(st.sampled_from(devices))
     torch.default_generator.manual_seed(seed)
     before = torch.get_rng_state()
-    DRAWS[name](target)
+    ANY[name](target)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.devices(4, distinct=True)
-@pytest.mark.parametrize("name", sorted(DRAWS))
+@pytest.mark.parametrize("name", sorted(ANY))
 @given(pair=st.permutations(range(4)), seed=seeds, draws=st.integers(1, 3))
 def test_streams_are_independent(devices, name, pair, seed, draws):
     """What one device draws does not depend on what another has drawn."""
     mine, other = devices[pair[0]], devices[pair[1]]
     seeded(devices, seed)
-    single = plain(DRAWS[name](mine))
+    single = plain(ANY[name](mine))
     seeded(devices, seed)
     for _ in range(draws):
-        DRAWS[name](other)
-    assert plain(DRAWS[name](mine)) == single
+        ANY[name](other)
+    assert plain(ANY[name](mine)) == single
     # The stream does move on: a second draw is another one.
-    assert plain(DRAWS[name](mine)) != single
+    assert plain(ANY[name](mine)) != single
 
 
 @pytest.mark.devices(4, distinct=True)
@@ -200,3 +224,133 @@ def test_replicas_of_equal_chunks_drop_the_same_units(devices, seed, rows, numbe
     assert plain(first) == plain(second)
     torch.manual_seed(seed)
     assert plain(F.dropout(batch[:rows], 0.5)) == plain(first)
+
+
+@pytest.mark.parametrize("draw", sorted(DRAWS))
+@given(slot=slots, seed=st.integers(0, 1000))
+def test_generator_repeats_its_draws(devices, draw, slot, seed):
+    device = place(slot, devices)
+    module = torch.get_device_module(device)
+    before = module.get_rng_state(device)
+    generator = torch.Generator(device=device)
+    assert isinstance(generator, torch.Generator)
+    assert generator.device == device
+    assert generator.manual_seed(seed) is generator
+    assert generator.initial_seed() == seed
+    first = plain(DRAWS[draw](device, generator))
+    state = generator.get_state()
+    second = plain(DRAWS[draw](device, generator))
+    assert first != second
+    generator.set_state(state)
+    twin = generator.clone_state()
+    assert twin.device == device
+    assert plain(DRAWS[draw](device, generator)) == plain(DRAWS[draw](device, twin)) == second
+    generator.manual_seed(seed)
+    assert plain(DRAWS[draw](device, generator)) == first
+    assert torch.equal(module.get_rng_state(device), before)
+
+
+@pytest.mark.parametrize("draw", sorted(DRAWS))
+@given(slot=slots)
+def test_a_generator_of_the_wrong_kind_of_device_raises(devices, draw, slot):
+    device, kind = place(slot, devices), devices[0].type
+    with pytest.raises(
+        RuntimeError, match=f"Expected a '{kind}' device type for generator but found 'cpu'"
+    ):
+        DRAWS[draw](device, torch.Generator())
+    # The words of randperm on the CPU have changed in PyTorch 2.14.
+    words = "Expected a 'cpu' (device type for generator|generator device) but found '"
+    with pytest.raises(RuntimeError, match=f"{words}{kind}"):
+        DRAWS[draw]("cpu", torch.Generator(device=device))
+
+
+def test_generator_keeps_the_device_of_its_constructor(devices):
+    """Without an index, or with one that no device has, until the end."""
+    kind = devices[0].type
+    for device in (kind, f"{kind}:99", torch.device(kind)):
+        generator = torch.Generator(device)
+        torch.rand(2, device=devices[-1], generator=generator)
+        assert generator.device == torch.device(device)
+
+
+def test_a_generator_of_the_host_is_pickled_as_ever(devices):
+    generator = torch.Generator().manual_seed(7)
+    torch.rand(3, generator=generator)
+    again = pickle.loads(pickle.dumps(generator))
+    assert torch.equal(torch.rand(3, generator=again), torch.rand(3, generator=generator))
+
+
+@given(slot=slots, seed=st.integers(0, 1000), drawn=st.integers(0, 3))
+def test_a_generator_shares_its_stream_and_is_pickled_with_its_place(devices, slot, seed, drawn):
+    device = place(slot, devices)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    draw = DRAWS["rand"]
+    for _ in range(drawn):
+        draw(device, generator)
+    again = pickle.loads(pickle.dumps(generator))
+    apart, shared = generator.clone_state(), generator.graphsafe_get_state()
+    follower = torch.Generator(device=device)
+    follower.graphsafe_set_state(shared)
+    assert again.device == apart.device == shared.device == device
+    wanted = [plain(draw(device, generator)) for _ in range(2)]
+    assert [plain(draw(device, again)) for _ in range(2)] == wanted
+    assert [plain(draw(device, apart)) for _ in range(2)] == wanted
+    generator.set_state(apart.get_state())
+    assert plain(draw(device, follower)) == plain(draw(device, apart))
+    assert plain(draw(device, shared)) == plain(draw(device, apart))
+    shared.manual_seed(seed)
+    assert plain(draw(device, generator)) == plain(
+        draw(device, torch.Generator(device=device).manual_seed(seed))
+    )
+
+
+@given(slot=slots, seed=st.integers(0, 1000), turns=st.lists(st.booleans(), max_size=4))
+def test_default_generator_draws_from_a_shared_stream(devices, slot, seed, turns):
+    """Both move it on; and the device's own stream stands still meanwhile."""
+    device, draw = place(slot, devices), DRAWS["rand"]
+    default = torch.get_device_module(device).default_generators[device.index]
+    own, before = default.graphsafe_get_state(), default.get_state()
+    given, twin = (torch.Generator(device=device).manual_seed(seed) for _ in range(2))
+    try:
+        assert default.graphsafe_set_state(given) is default
+        for by_default in turns:
+            drawn = plain(draw(device, None if by_default else given))
+            assert drawn == plain(draw(device, twin))
+        assert torch.equal(default.get_state(), twin.get_state())
+        assert torch.equal(own.get_state(), before)
+    finally:
+        default.graphsafe_set_state(own)
+    draw(device, None)
+    assert torch.equal(given.get_state(), twin.get_state())
+    assert not torch.equal(own.get_state(), before)
+
+
+@pytest.mark.parametrize("state", [torch.Generator(), torch.zeros(16, dtype=torch.uint8), None])
+def test_only_a_generator_of_a_device_has_a_stream_to_share(devices, state):
+    generator = torch.Generator(device=devices[0])
+    with pytest.raises((TypeError, RuntimeError), match=r"(?i)expected a .*generator"):
+        generator.graphsafe_set_state(state)
+    assert generator.set_state(generator.get_state()) is generator
+
+
+STATES = {
+    "nothing": lambda state: None,
+    "with gaps": lambda state: torch.stack([state, state], 1)[:, 0],
+    "one byte for all": lambda state: state[:1].expand(len(state)),
+    "sparse": lambda state: state.to_sparse(),
+    "numbers": lambda state: state.long(),
+    "one byte less": lambda state: state[:-1],
+    "one byte more": lambda state: torch.cat([state, state[:1]]),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(STATES))
+@given(slot=slots, seed=st.integers(0, 1000))
+def test_wrong_state_raises_and_changes_nothing(devices, kind, slot, seed):
+    generator = torch.Generator(device=place(slot, devices)).manual_seed(seed)
+    state = generator.get_state()
+    other = STATES[kind](torch.ones_like(state))
+    expected = TypeError if kind in ("nothing", "sparse", "numbers") else RuntimeError
+    with pytest.raises(expected, match=r"RNG state|torch\.ByteTensor"):
+        generator.set_state(other)
+    assert torch.equal(generator.get_state(), state)

@@ -1,4 +1,4 @@
-"""What PyTorch has only for CUDA, beside its portable form: cuDNN's convolutions, and statistics.
+"""What PyTorch has only for CUDA, beside its portable form: cuDNN's convolutions.
 
 On a GPU both sides are CUDA's; `cudnn_convolution` may choose another algorithm than `conv2d`.
 """
@@ -12,12 +12,9 @@ from tests.support.worlds import few
 F = torch.nn.functional
 
 
-@st.composite
-def convolutions(draw):
-    """Sizes of a convolution that has a result."""
-    dims, groups = 2, draw(st.integers(1, 2))
-    each = st.lists(st.integers(1, 2), min_size=dims, max_size=dims)
-    return dims, groups, draw(each), draw(each), draw(each), draw(st.integers(0, 99))
+pairs = st.lists(st.integers(1, 2), min_size=2, max_size=2)
+# Groups, padding, stride, dilation and a seed of a convolution that has a result.
+convolutions = st.tuples(st.integers(1, 2), pairs, pairs, pairs, st.integers(0, 99))
 
 
 def values_and_gradients(function, *tensors):
@@ -27,49 +24,42 @@ def values_and_gradients(function, *tensors):
 
 
 @few
-@given(data=st.data(), case=convolutions(), transposed=st.booleans())
+@given(data=st.data(), case=convolutions, transposed=st.booleans())
 def test_cudnns_convolutions_are_convolutions(devices, data, case, transposed):
     device = data.draw(st.sampled_from(devices))
-    dims, groups, padding, stride, dilation, seed = case
+    groups, padding, stride, dilation, seed = case
     torch.manual_seed(seed)
-    x = torch.randn(2, 2, *[6 + i for i in range(dims)], dtype=torch.float64, device=device)
-    weight = torch.randn(2, 2 // groups, *[2] * dims, dtype=torch.float64, device=device)
-    name = f"conv{'_transpose' * transposed}{dims}d"
+    x = torch.randn(2, 2, 6, 7, dtype=torch.float64, device=device)
+    weight = torch.randn(2, 2 // groups, 2, 2, dtype=torch.float64, device=device)
     rest = (stride, dilation, groups, False, True, False)
-    if transposed:
-        found = values_and_gradients(
-            lambda *xw: torch.cudnn_convolution_transpose(*xw, padding, [0] * dims, *rest),
-            x,
-            weight,
-        )
-    else:
-        found = values_and_gradients(
-            lambda *xw: torch.cudnn_convolution(*xw, padding, *rest), x, weight
-        )
-    expected = values_and_gradients(
-        lambda *xw: getattr(F, name)(
-            *xw, stride=stride, padding=padding, dilation=dilation, groups=groups
-        ),
-        x,
-        weight,
-    )
+
+    def ours(*xw):
+        if transposed:
+            return torch.cudnn_convolution_transpose(*xw, padding, [0, 0], *rest)
+        return torch.cudnn_convolution(*xw, padding, *rest)
+
+    def portable(*xw):
+        convolve = F.conv_transpose2d if transposed else F.conv2d
+        return convolve(*xw, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+    found, expected = (values_and_gradients(each, x, weight) for each in (ours, portable))
     torch.testing.assert_close(found, expected)
 
 
 @few
-@given(data=st.data(), case=convolutions(), alpha=st.sampled_from([None, 0.5, -2.0]))
+@given(data=st.data(), case=convolutions, alpha=st.sampled_from([None, 0.5, -2.0]))
 def test_a_fused_convolution_is_its_steps(devices, data, case, alpha):
     device = data.draw(st.sampled_from(devices))
     # On a GPU cuDNN fuses no float64, and may compute in TF32.
     on_gpu = device.type == "cuda"
     dtype, bound = (torch.float32, {"rtol": 1e-2, "atol": 1e-2}) if on_gpu else (torch.float64, {})
-    _, groups, padding, stride, dilation, seed = case
+    groups, padding, stride, dilation, seed = case
     torch.manual_seed(seed)
     x, weight, bias = (
         torch.randn(*shape, dtype=dtype, device=device)
         for shape in ((2, 2, 6, 7), (4, 2 // groups, 2, 2), (4,))
     )
-    sizes = stride[:2], padding[:2], dilation[:2], groups
+    sizes = stride, padding, dilation, groups
     y = F.conv2d(x, weight, bias, *sizes)
     z = torch.randn_like(y)
     found = torch.cudnn_convolution_relu(x, weight, bias, *sizes)
