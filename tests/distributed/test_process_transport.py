@@ -499,13 +499,3 @@ def test_missing_or_short_file_is_not_mapped(names):
 
         assert process_transport.share(100, 0, tell) is None
         assert Path(whole).stat().st_size == 200
-
-
-@given(others=st.lists(st.booleans(), max_size=3))
-def test_memory_is_shared_where_all_ranks_have_mapped_all_of_it(others):
-    def tell(tensor):
-        rest = map(torch.tensor, others) if tensor.dtype is torch.bool else []
-        return [tensor, *(each.view(1) for each in rest)]
-
-    memory = process_transport.share(100, 0, tell)
-    assert (memory is not None) == all(others)

@@ -251,23 +251,12 @@ def left(rank, leaver, calls):
     return "" if rank == leaver else error_of(dist.broadcast, torch.ones(3, device=device()), 0)
 
 
-def ended(rank):
-    """A group that was aborted, and one that was destroyed, say so; the default group goes on."""
-    found = []
-    for end in (
-        vars(dist.distributed_c10d)["_abort_process_group"],
-        dist.destroy_process_group,
-        lambda group: group._get_backend(device()).abort(),
-    ):
-        group = dist.new_group()
-        x = torch.ones(2, device=device())
-        dist.all_reduce(x, group=group)
-        end(group)
-        found.append(error_of(dist.all_reduce, x, group=group))
-    x = torch.ones(2, device=device())
-    dist.all_reduce(x)
-    assert x.tolist() == [dist.get_world_size()] * 2
-    return found
+def aborted_by_backend(rank):
+    """The error of a call of a group whose backend has aborted it."""
+    group, x = dist.new_group(), torch.ones(2, device=device())
+    dist.all_reduce(x, group=group)
+    group._get_backend(device()).abort()
+    return error_of(dist.all_reduce, x, group=group)
 
 
 # What ranks may get wrong: what raises, on each rank, as the call differs from that of another one.

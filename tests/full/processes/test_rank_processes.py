@@ -99,39 +99,6 @@ def test_parts_of_a_group_change_nothing_of_the_whole(ranks, size):
             assert backend.options._timeout != options._timeout
 
 
-class Named:
-    """A group of one rank, which has a name of its own for it."""
-
-    def __init__(self, name):
-        self._set_group_name(name)
-
-    def _set_group_name(self, name):
-        self.group_name = name
-
-
-@given(splits=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6))
-def test_meeting_points_of_parts_are_unique(splits):
-    points = []
-    for rank in range(2):
-        whole, points_of_rank = Named("whole"), []
-        for number, ranks in enumerate(splits):
-            points_of_rank.append(distributed_groups.meeting_point(whole, list(ranks)))
-            part = Named("")
-            distributed_groups.rename(part, points_of_rank[-1], f"{number} of {rank}")
-            assert part.group_name == f"{number} of {rank}"
-            points_of_rank.append(distributed_groups.meeting_point(part, [0]))
-        points.append(points_of_rank)
-    assert points[0] == points[1]
-    assert len(set(points[0])) == len(points[0])
-
-
-def test_groups_that_have_ended_make_no_calls():
-    for aborted, destroyed, by_backend in results(2, rank_cases.ended):
-        assert "was aborted by this rank" in aborted
-        assert "was destroyed by this rank" in destroyed
-        assert "was aborted" in by_backend
-
-
 @pytest.mark.parametrize(
     ("shared", "machines", "restart", "apart"),
     [
@@ -223,3 +190,8 @@ def test_new_group_is_watched_while_others_are_collected(dying):
         groups.clear()
         del group
         assert distributed_groups._synchronization is None
+
+
+def test_call_of_a_group_aborted_by_its_backend_raises():
+    for text in results(2, rank_cases.aborted_by_backend):
+        assert "was aborted" in text
