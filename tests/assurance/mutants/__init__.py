@@ -6,7 +6,7 @@
 
 The output is each mutant that no test notices, as a diff, and a score for each folder. Some mutants
 change nothing that a caller could notice, such as a check that only saves time: they remain in the
-score.
+score. A file of `--only` that is in no package is judged by the tests of core.
 
 `operators` says what is changed, `mutants` finds the lines, `covering` the tests that run each;
 `server` is a process that forks a `child` for each mutant, with the mistake put in by `planting`;

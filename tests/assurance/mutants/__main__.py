@@ -18,7 +18,7 @@ import tqdm
 from tests.assurance.mutants import covering
 from tests.assurance.mutants.child import Verdict
 from tests.assurance.mutants.mutants import Mutant, chosen
-from tests.assurance.mutants.packages import PACKAGES, Package
+from tests.assurance.mutants.packages import PACKAGES, Package, package_of
 from tests.assurance.mutants.results import Kept, Result, report
 from tests.assurance.mutants.servers import Servers
 
@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         "that was stopped goes on.",
     )
     add = parser.add_argument
-    add("--package", choices=PACKAGES, default="dataparallel", help="default dataparallel")
+    add("--package", choices=PACKAGES, help="default: the one of --only, or else dataparallel")
     add("--tier", choices=("default", "full"), default="default", help="of the tests that judge")
     add("--only", action="append", metavar="PATH", help="only this folder or file of the package")
     add("--tests", action="append", metavar="PATH", help="only these tests")
@@ -149,7 +149,8 @@ def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     if options.afresh:
         covering.forget()
-    package = PACKAGES[options.package].judged_by(options.tier)
+    package = PACKAGES[options.package] if options.package else package_of(options.only or ())
+    package = package.judged_by(options.tier)
     if options.tests:
         package = dataclasses.replace(package, tests=tuple(options.tests))
     folders = options.only or package.folders

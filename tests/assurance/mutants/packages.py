@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -48,3 +49,13 @@ PACKAGES = {
         Package("kernels", ("simgpu/_ops", "simgpu/_backend", "simgpu/_cuda"), _ON_DEVICES),
     )
 }
+
+
+def package_of(paths: Sequence[str]) -> Package:
+    """The package that has these files; for others, core and their folders, judged by its tests."""
+    for package in PACKAGES.values():
+        if all(path.startswith(package.folders) for path in paths):
+            return package
+    folders = {path.rpartition("/")[0] if path.endswith(".py") else path for path in paths}
+    core = PACKAGES["core"]
+    return dataclasses.replace(core, folders=(*core.folders, *sorted(folders)))

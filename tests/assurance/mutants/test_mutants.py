@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.assurance.mutants import child, covering, mutants, planting
+from tests.assurance.mutants import child, covering, mutants, packages, planting
 from tests.assurance.mutants.child import Verdict
 from tests.assurance.mutants.results import Kept
 
@@ -78,6 +78,13 @@ def test_the_seed_decides_the_sample(source):
     first, again, other = (mutants.chosen([source], 8, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert set(other) <= set(mutants.chosen([source], None, 0))
+
+
+def test_package_of_a_file_has_its_folder():
+    assert packages.package_of([]).name == "dataparallel"
+    assert packages.package_of(["simgpu/_ops/calls.py"]).name == "kernels"
+    other = packages.package_of(["simgpu/_util/progress.py"])
+    assert (other.name, other.folders[-1]) == ("core", "simgpu/_util")
 
 
 def test_a_mutant_keeps_its_identity_when_lines_move(source, tmp_path):
