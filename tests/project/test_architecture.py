@@ -116,7 +116,7 @@ RULES = [
             "simgpu/_native/planted_a.py": LATE,
             "simgpu/_native/planted_b.py": "from simgpu._native import planted_a\n",
         },
-        "simgpu/_native/planted_a.py -> simgpu/_native/planted_b.py -> simgpu/_native/planted_a.py",
+        "simgpu/_native/planted_a.py -> simgpu/_native/planted_b.py",
     ),
     (
         architecture.circles_of,

@@ -94,20 +94,7 @@ def _is_option(config, name):
     return True
 
 
-def test_a_workflow_has_commands_that_the_page_runs():
-    found = blocks(ROOT / "docs" / "ci.md")
-    run = {" ".join(w) for block in found if block.language == "bash" for w in commands(block)}
-    steps = [
-        step
-        for block in found
-        if block.language == "yaml"
-        for step in re.findall(r"- run: (.*)", block.text)
-    ]
-    assert steps
-    assert set(steps) <= run
-
-
-def test_the_line_about_a_recording_is_the_suites():
+def test_gpus_page_shows_the_line_of_a_recording():
     path = FOLDER / "pytorch_tutorial.json"
     recording = load(path)
     cases = len(recording["cases"])
@@ -135,19 +122,8 @@ def test_each_named_check_exists():
         assert f"\ndef {block.notes['checked by']}(" in tests, block.where
 
 
-def test_the_two_commands_are_there_as_they_were():
-    text = (ROOT / "README.md").read_text("utf-8")
-    for command in (
-        "python -m pip install -c constraints.txt -e . && "
-        "python -m simgpu run --devices 4 examples/data_parallel_tutorial.py",
-        "python -m pip install -c constraints.txt -e '.[test]' && python -m pytest -n auto",
-    ):
-        assert f"\n{command}\n" in text
-    assert command.replace("install", "install -q") in (ROOT / ".ci" / "run").read_text("utf-8")
-
-
-def test_the_header_lines_for_gpus_are_the_plugins(gpus):
-    """With stand-ins for 4 and 8 GPUs: the page shows what the plugin would print."""
+def test_gpus_page_shows_the_lines_of_the_plugin(gpus):
+    text = (ROOT / "docs" / "gpus.md").read_text("utf-8")
     possible = set()
     for here in (4, 8):
         gpus(here)
@@ -156,17 +132,13 @@ def test_the_header_lines_for_gpus_are_the_plugins(gpus):
         groups = describe(4, here, group_size(options, here))
         slots = choose_pool(SessionOptions("cuda", oversubscribe=True)).describe()
         possible |= {line, f"{line}; {groups}", slots}
-    text = (ROOT / "docs" / "gpus.md").read_text("utf-8")
     shown = re.findall(r"^devices: (.*)$", text, re.MULTILINE)
     assert len(shown) == 4
     assert set(shown) <= possible
-
-
-def test_without_a_gpu_the_plugin_says_so(gpus):
     gpus(0)
     with pytest.raises(pytest.UsageError) as refused:
         choose_pool(SessionOptions("cuda"))
-    assert f"\nERROR: {refused.value}\n" in (ROOT / "docs" / "gpus.md").read_text("utf-8")
+    assert f"\nERROR: {refused.value}\n" in text
 
 
 GOOD = """
@@ -212,17 +184,14 @@ def test_a_good_page_passes(reader, tmp_path):
     ("old", "new", "says"),
     [
         ("print(6 * 7)", "print(6 / 0)", "ZeroDivisionError"),
-        ("print(6 * 7)", "print(6 *", "SyntaxError"),
         ("print(6 * 7)", "print(6 + 7)", "prints\n13"),
         ("```text\n42", "42\n\n```text\n42", "has to follow"),
         ("with: 3", "with: 4", "ended with 3"),
         ("he...", "there", "prints\nhere"),
         ("python it.py", "python other.py", "no command after it uses it.py"),
-        ("python it.py", "sh it.py", "no command after it uses it.py|sh is neither"),
         ("<!-- not run: for the test -->\n", "", "rm is neither python nor pytest"),
         ("<!-- not run: for", "<!-- note: for", "are unknown"),
         ("```bash\nrm", "```yaml\nrm", "is neither run"),
-        ("```python\nprint", "```pycon\nprint", "is neither run"),
     ],
 )
 def test_a_broken_page_fails(reader, tmp_path, old, new, says):

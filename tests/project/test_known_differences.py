@@ -12,18 +12,18 @@ ENTRIES = [entry for kind in TABLES.values() for entry in kind]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
-def test_the_page_says_it(entry):
+def test_page_has_the_reason(entry):
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert f"**{entry['name']}.** {entry['reason']}" in text
 
 
 @pytest.mark.parametrize("entry", TABLES["behaviour"], ids=lambda entry: entry["name"])
-def test_a_test_shows_it(entry):
+def test_named_test_exists(entry):
     file, _, name = entry["test"].partition("::")
     text = (TESTS / file).read_text(encoding="utf-8")
     assert f"\ndef {name}(" in text or f"\n{name} = " in text
 
 
-def test_the_page_says_nothing_else():
+def test_page_has_no_other_differences():
     text = PAGE.read_text(encoding="utf-8")
     assert text.count("\n- **") == len(ENTRIES)

@@ -10,7 +10,7 @@ from tests.support.architecture import facts
 
 PACKAGE = Path(__file__).parents[2] / "simgpu"
 
-# `torch.ops.aten.op.overload._handle.redispatch_boxed`, which runs the code and tells nobody.
+# `torch.ops.aten.op.overload._handle.redispatch_boxed`, which runs the code past `launch`.
 STRAIGHT = re.compile(r"(?:torch\.ops\.aten|_aten)\.(\w+)\.(\w+)\._handle\.redispatch_boxed")
 # The same, in the one file that has it for others: by the name that they import.
 SHARED = {

@@ -188,8 +188,8 @@ def test_tables_are_found_while_cuda_is_simulated(cuda):
 
 
 @given(st.integers(0, 6), st.integers(0, 2**32))
-def test_tables_are_found_where_memory_around_them_changes(refused, seed):
-    """What lies behind an operator belongs to others, and may not be readable at all."""
+def test_tables_are_found_while_memory_around_them_changes(refused, seed):
+    """Memory behind an operator belongs to others, and may not be readable at all."""
     places, noise = dispatch_tables._find_places(), random.Random(seed)
     snapshot, can_read = dispatch_tables._snapshot, memory.can_read
     asked = itertools.count()

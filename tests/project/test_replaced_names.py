@@ -47,7 +47,7 @@ def differences(python, code):
 
 
 @pytest.mark.full
-def test_the_tables_hold_what_changes_and_nothing_else(python):
+def test_tables_have_all_attributes_that_change(python):
     assert differences(python, RUN) == {}
 
 

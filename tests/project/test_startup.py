@@ -20,7 +20,7 @@ def test_simgpu_and_its_plugin_import_no_torch(python, module):
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
-def test_import_torch_loads_next_to_nothing(python):
+def test_import_torch_loads_few_modules_of_simgpu(python):
     """Without SIMGPU_DEVICE_COUNT, a few small files, and nothing of torch or of other packages."""
     done = python("-c", CALL, **ALONE)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ complaints, none where all is well.
 
 import ast
 import functools
+import graphlib
 import re
 import sys
 from collections.abc import Iterator
@@ -217,28 +218,15 @@ def floors(tree: Tree) -> dict[str, int]:
     return {row: floor(row) for row in rows}
 
 
-def circles(arrows: Arrows) -> list[list[str]]:
-    """The ways that lead back to where they began, one for each that is found."""
-    found: list[list[str]] = []
-    done: set[str] = set()
-
-    def follow(here: str, way: list[str]) -> None:
-        if here in way:
-            found.append([*way[way.index(here) :], here])
-        elif here not in done:
-            for there in sorted(arrows.get(here, ())):
-                follow(there, [*way, here])
-            done.add(here)
-
-    for start in sorted(arrows):
-        follow(start, [])
-    return found
-
-
 def circles_of(tree: Tree) -> list[str]:
-    """Circles between rows and between files."""
-    between, files = arrows_between_rows(tree)
-    return [" -> ".join(way) for way in circles(between) + circles(files)]
+    """A circle between rows, and one between files, if there are any."""
+    complaints = []
+    for arrows in arrows_between_rows(tree):
+        try:
+            graphlib.TopologicalSorter(arrows).prepare()
+        except graphlib.CycleError as error:
+            complaints.append(" -> ".join(reversed(error.args[1])))
+    return complaints
 
 
 def long_functions(tree: Tree) -> list[str]:
