@@ -18,7 +18,7 @@ import dataparallel
 import simgpu
 from simgpu.errors import DeviceMismatchError
 from tests.support.corpus import KEYS, corpus
-from tests.support.observe import Case, observe
+from tests.support.observe import observe
 from tests.support.recording import devices_for, differences, record
 
 MOST = 8
@@ -49,14 +49,14 @@ def cases_of(op, count):
 
 @needs_cuda
 @pytest.mark.parametrize("op", KEYS)
-def test_simulated_devices_do_what_gpus_do(simulated, op):
+def test_simulated_devices_equal_gpus(simulated, op):
     real = gpus()
     assert side_by_side(real, simulated, cases_of(op, len(real))) == []
 
 
 @needs_cuda
 @pytest.mark.parametrize("op", [op for op in KEYS if op != "bad_call"])
-def test_ours_does_on_gpus_what_torch_does(op):
+def test_dataparallel_equals_torch_on_gpus(op):
     """Bit for bit, ordinary sums within their bound; for refusals ours has other words."""
     real = gpus()
     entries = record(real, cases_of(op, len(real)))["cases"]
@@ -96,7 +96,7 @@ indices = st.integers(0, 1)
 
 @needs_cuda
 @given(st.data())
-def test_each_kind_differentiates_whatever_came_before(data):
+def test_each_kind_differentiates_in_any_order(data):
     """Within blocks and between them, in passes of one kind, of both and within each other."""
     for within in data.draw(st.lists(st.booleans(), min_size=1, max_size=4)):
         kinds = st.sampled_from(KINDS if within else ("cuda", "cpu"))
@@ -220,9 +220,7 @@ def test_tensors_travel_between_both_kinds_unchanged(shape, dtype, places):
 # Makes a tensor of three numbers on the device of `like`.
 FACTORIES = {
     "arange": lambda like: torch.arange(3.0, device=like.device),
-    "linspace": lambda like: torch.linspace(0, 2, 3, device=like.device),
     "empty_like": lambda like: torch.empty_like(like).copy_(like),
-    "eye": lambda like: torch.eye(3, device=like.device)[0] + like,
     "tril_indices": lambda like: torch.tril_indices(2, 2, device=like.device)[0] + like,
     "sparse": lambda like: like.to_sparse().to_dense(),
     "scattered": lambda like: dataparallel.scatter(like.cpu(), [like.device])[0] + 0,
@@ -246,16 +244,11 @@ def test_gpus_have_their_own_kernels_after_devices_that_were_named_cuda(name):
 
 MIXED = {
     "add": lambda a, b: a + b,
-    "add_": lambda a, b: a.add_(b),
     "out": lambda a, b: torch.add(b, b, out=a),
     "cat": lambda a, b: torch.cat([a, b]),
-    "where": lambda a, b: torch.where(a > 0, a, b),
     "mm": lambda a, b: a @ b,
-    "gather": lambda a, b: a.gather(0, b.long()),
     "index": lambda a, b: a[b.long()],
     "foreach": lambda a, b: torch._foreach_add([a], [b]),
-    "number": lambda a, b: a * b.sum(),
-    "linear": lambda a, b: torch.nn.functional.linear(a, b),
 }
 
 
@@ -305,31 +298,3 @@ def test_a_session_may_have_tests_of_both(pytester, order, workers):
     several = () if torch.cuda.device_count() > 1 else ("--oversubscribe",)
     result = pytester.runpytest_subprocess("--devices", "cuda", *several, *workers, *tests)
     result.assert_outcomes(passed=6)
-
-
-class TestTheComparison:
-    """What compares can fail: here one set of simulated devices stands for the GPUs."""
-
-    CASES = (
-        Case("scatter", (0, 1, 2), (7, 1), source=0),
-        Case("reduce_add", (0, 1), (2,), dtype="float16"),
-        Case("model", (0, 1), (3, 2), name="tied"),
-    )
-
-    def test_equal_devices_have_no_differences(self, simulated):
-        assert side_by_side(simulated[:3], simulated, self.CASES) == []
-        assert side_by_side(simulated[:1] * 3, simulated, self.CASES) == []
-
-    @pytest.mark.parametrize(
-        ("place", "change", "key"),
-        [
-            (0, {"shape": (8, 1)}, "sizes"),
-            (1, {"seed": 1}, "values"),
-            (2, {"name": "plain"}, "values"),
-        ],
-    )
-    def test_a_device_with_other_results_is_reported(self, simulated, place, change, key):
-        recording = record(simulated[:3], [self.CASES[place]])
-        wrong = Case(**{**vars(self.CASES[place]), **change})
-        found = differences(recording, lambda case: observe(wrong, simulated), simulated)
-        assert key in {name for _, name, *_ in found}

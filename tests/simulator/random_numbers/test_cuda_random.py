@@ -1,7 +1,7 @@
 """Random numbers are those of CUDA: the function, the threads, the elements, the offset.
 
 Compared with another implementation (tests/support/cuda_draws.py), thread by thread in plain
-Python. tests/hardware/test_published_random_numbers.py compares with what real GPUs printed.
+Python. tests/recordings/published/random_numbers.json has what real GPUs printed.
 """
 
 import re
