@@ -131,65 +131,45 @@ def test_a_program_asks_the_device_module_for_the_current_device(simulated, comp
     found = []
 
     @torch.compile(backend="eager")
-    def by_type(x):
+    def program(x):
         return x + torch.get_device_module(x.device.type).current_device()
 
-    @torch.compile(backend="eager")
-    def by_name(x):
-        with torch.simgpu.device(x.device):
-            return x + torch.simgpu.current_device()
-
     def run():
-        for program in (by_type, by_name):
-            found.append(program(torch.zeros((), device=simulated[1])).item())
+        found.append(program(torch.zeros((), device=simulated[1])).item())
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert found == [0, 1]
+    assert found == [0]
 
 
-def test_a_block_of_a_device_is_compiled_after_the_compiler_was_imported_as_cuda(compiler):
-    """It keeps `torch.cuda.device` as that is when it is imported."""
-    from torch._dynamo.variables import ctx_manager
-
-    table = getattr(ctx_manager, "_device_context_manager_map", {})
-    with mock.patch.dict(table):
-        with simgpu.as_cuda(2):
-            table[torch.cuda.device] = ctx_manager.CUDADeviceVariable
-        with simgpu.devices(2) as devices:
-
-            @torch.compile(backend="eager")
-            def program(x):
-                with torch.simgpu.device(x.device):
-                    return x + torch.simgpu.current_device()
-
-            assert program(torch.zeros((), device=devices[1])).item() == 1
-
-
-@pytest.mark.parametrize("meanwhile", [False, True], ids=["imported before", "as_cuda"])
+@pytest.mark.parametrize("imported_within", [False, True])
 @given(indices=st.lists(st.integers(0, 2), min_size=3, max_size=3))
-def test_blocks_of_a_device_are_compiled_as_cuda(compiler, meanwhile, indices):
+def test_blocks_of_a_device_are_compiled_by_both_names(compiler, imported_within, indices):
     """Also where the compiler, imported within `as_cuda`, knows their class as that of CUDA."""
     from torch._dynamo.variables import ctx_manager
 
     first, second, third = indices
 
-    def program():
-        with torch.cuda.device(second):
-            inner = torch.ones(2, device="cuda")
-            with torch.cuda.device(third):
-                innermost = torch.ones(2, device="cuda")
-        return torch.ones(2, device="cuda"), inner, innermost
+    def program(kind):
+        module = torch.cuda if kind == "cuda" else torch.simgpu
+        with module.device(second):
+            inner = torch.ones(2, device=kind)
+            with module.device(third):
+                innermost = torch.ones(2, device=kind)
+        return torch.ones(2, device=kind), inner, innermost
 
     table = getattr(ctx_manager, "_device_context_manager_map", {})
-    with mock.patch.dict(table), simgpu.as_cuda(3):
-        torch.cuda.set_device(first)
-        if meanwhile:
-            table[torch.cuda.device] = ctx_manager.CUDADeviceVariable
-        outputs = torch.compile(program, backend="eager")()
-        assert [output.device.index for output in outputs] == indices
-        assert torch.cuda.current_device() == first
+    with mock.patch.dict(table):
+        for kind, block in (("cuda", simgpu.as_cuda), ("simgpu", simgpu.devices)):
+            with block(3):
+                if imported_within and kind == "cuda":
+                    table[torch.cuda.device] = ctx_manager.CUDADeviceVariable
+                module = getattr(torch, kind)
+                module.set_device(first)
+                outputs = torch.compile(program, backend="eager")(kind)
+                assert [output.device.index for output in outputs] == indices
+                assert module.current_device() == first
 
 
 PROGRAM_THAT_IMPORTS_IT = """
@@ -264,20 +244,13 @@ def test_the_default_backend_runs_graphs_on_devices_op_by_op(compiler, block, mo
 
 
 @given(cuda_first=st.booleans(), backend=st.sampled_from(["eager", "aot_eager"]))
-def test_compiled_code_is_not_run_by_the_other_name(compiler, cuda_first, backend):
+def test_code_compiled_for_one_name_is_not_run_by_the_other(compiler, cuda_first, backend):
     torch.compiler.reset()  # nothing that was compiled otherwise
     compiled = torch.compile(lambda x: torch.zeros(2, device=x.device) + x, backend=backend)
     blocks = [simgpu.as_cuda, simgpu.devices] * 2
     for block in blocks if cuda_first else blocks[::-1]:
         with block(2) as devices:
             assert compiled(torch.ones(2, device=devices[1])).device == devices[1]
-
-
-def graph_of(device):
-    """A traced graph, and what it is called with."""
-    x = torch.ones(3, device=device)
-    graph = torch.fx.symbolic_trace(lambda x: ((x * 2).relu(),))
-    return graph, [x]
 
 
 @pytest.fixture
@@ -289,9 +262,10 @@ def inductor(compiler):
 
 
 @pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
-def test_inductor_graphs_run_op_by_op_or_are_refused(inductor, block):
+def test_inductor_and_cudagraphs_run_op_by_op_or_are_refused(inductor, block):
     with block(2) as devices:
-        graph, inputs = graph_of(devices[1])
+        inputs = [torch.ones(3, device=devices[1])]
+        graph = torch.fx.symbolic_trace(lambda x: ((x * 2).relu(),))
         for compile in (inductor.compile, inductor.compile_fx.compile_fx):
             assert compile(graph, inputs)(*inputs)[0].tolist() == [2.0] * 3
         for compile in (
@@ -301,12 +275,6 @@ def test_inductor_graphs_run_op_by_op_or_are_refused(inductor, block):
         ):
             with pytest.raises(simgpu.errors.UnsupportedError, match=f"graph on {devices[1]}"):
                 compile(graph, inputs)
-
-
-@pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
-def test_the_backend_of_graphs_of_cuda_runs_op_by_op(inductor, block):
-    with block(2) as devices:
-        x = torch.ones(3, device=devices[1])
         compiled = torch.compile(lambda x: x * 2, backend="cudagraphs")
-        assert compiled(x).tolist() == [2.0] * 3
-        assert compiled(x).device == devices[1]
+        assert compiled(inputs[0]).tolist() == [2.0] * 3
+        assert compiled(inputs[0]).device == devices[1]

@@ -44,7 +44,7 @@ DTYPES = (
 )
 @example(counts=[2, 3], reported="size", full=True, schedule=None)
 @example(counts=[2], reported="rank", full=True, schedule=None)
-def test_a_rank_runs_what_was_compiled_for_it(counts, reported, full, schedule):
+def test_rank_runs_code_compiled_for_it(counts, reported, full, schedule):
     """What the compiler takes for a constant is another one on each rank, and in each world."""
     with simgpu.as_cuda(max(counts)):
         compiled = torch.compile(FOLDED[reported], backend="eager", fullgraph=full)

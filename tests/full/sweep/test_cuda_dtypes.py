@@ -1,7 +1,7 @@
 """What PyTorch's operator database says of CUDA: its dtypes, and the errors of wrong calls.
 
 The database is written for PyTorch's own tests on GPUs: a judge of what a simulated device refuses
-that nobody here has written.
+that is not ours.
 """
 
 import re
@@ -32,7 +32,7 @@ HAD_AS_WELL = ("norm complex32", "norm_inf complex32")
 # Wrong calls that are reported in other words here, or not at all, and why.
 OTHER_WORDS = {
     "histogramdd": "it is refused, as on CUDA, whatever its arguments",
-    "masked_fill": "a value on the device and all else on the CPU: the devices are told",
+    "masked_fill": "a value on the device and all else on the CPU: the error names the devices",
 }
 
 
