@@ -1,4 +1,4 @@
-"""Which of CUDA's fused kernels of attention takes a call: who asks is told, and who forces it too.
+"""Which of CUDA's fused kernels of attention takes a call: by the queries, and where it is forced.
 
 The expectations are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.torch_version import TorchVersion
 
 import simgpu
-from tests.support.attention import Operators
 
 FLASH, EFFICIENT, CUDNN = (
     SDPBackend.FLASH_ATTENTION,
@@ -66,7 +64,7 @@ def does(kernel, query, key, value, mask=None, dropout=0.0, causal=False, gqa=Fa
         ("T4", EFFICIENT, [HALF, FLOAT]),
     ],
 )
-def test_dtypes(model, kernel, dtypes):
+def test_kernel_takes_dtypes(model, kernel, dtypes):
     with simgpu.as_cuda(1, model=model):
         assert backends.is_flash_attention_available()
         for dtype in (HALF, BFLOAT16, FLOAT, DOUBLE):
@@ -88,7 +86,7 @@ def test_dtypes(model, kernel, dtypes):
         ("H100", EFFICIENT, HALF, {4: False, 8: True}),
     ],
 )
-def test_sizes_of_heads(model, kernel, dtype, sizes):
+def test_kernel_takes_sizes_of_heads(model, kernel, dtype, sizes):
     with simgpu.as_cuda(1, model=model):
         for size, taken in sizes.items():
             call = tensors(dtype, 1, 1, 3, size)
@@ -110,7 +108,7 @@ def test_sizes_of_heads(model, kernel, dtype, sizes):
         ("H100", CUDNN, 192, 64, False),
     ],
 )
-def test_heads_of_values_that_are_not_those_of_keys(model, kernel, key, value, taken):
+def test_kernel_takes_values_of_another_size(model, kernel, key, value, taken):
     with simgpu.as_cuda(1, model=model):
         query, _, _ = tensors(HALF, 1, 1, 3, key)
         call = query, query.clone(), torch.randn(1, 1, 3, value, device="cuda").half()
@@ -127,7 +125,7 @@ def test_heads_of_values_that_are_not_those_of_keys(model, kernel, key, value, t
 @example(kernel=FLASH, heads=(6, 3, 2), batches=(1, 1, 1), gqa=True)
 @example(kernel=FLASH, heads=(4, 1, 1), batches=(2, 2, 2), gqa=False)
 @example(kernel=FLASH, heads=(4, 1, 1), batches=(2, 2, 2), gqa=True)
-def test_numbers_of_heads_and_batches(kernel, heads, batches, gqa):
+def test_kernel_takes_numbers_of_heads_and_batches(kernel, heads, batches, gqa):
     queries, keys, values = heads
     taken = queries == keys == values or (SHARES_HEADS and keys == values == 1)
     if gqa and (SHARES_HEADS or kernel is not EFFICIENT):
@@ -169,7 +167,7 @@ def test_the_last_dimension_is_contiguous(kernel, size, apart):
 
 
 @given(kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]), place=st.integers(0, 16))
-def test_where_memory_begins(kernel, place):
+def test_kernel_takes_alignments(kernel, place):
     """Efficient attention of newer releases takes no tensor that is not aligned."""
     with simgpu.as_cuda(1, model="A100"):
         query, key, _ = tensors(HALF, 1, 1, 2, 8)
@@ -178,7 +176,7 @@ def test_where_memory_begins(kernel, place):
         assert says(kernel, query, key, value) == does(kernel, query, key, value) == taken
 
 
-def test_deterministic_operators():
+def test_cudnn_takes_no_deterministic_call():
     with simgpu.as_cuda(1, model="A100"):
         call = tensors(HALF, 1, 2, 8, 16)
         try:
@@ -190,7 +188,7 @@ def test_deterministic_operators():
             torch.use_deterministic_algorithms(False)
 
 
-def test_dtypes_are_of_one_kind():
+def test_kernels_take_no_mixed_dtypes():
     with simgpu.as_cuda(1, model="A100"):
         call = tensors(HALF, 1, 2, 8, 16)
         for place in range(3):
@@ -202,7 +200,7 @@ def test_dtypes_are_of_one_kind():
     shape=st.lists(st.integers(1, 3), min_size=1, max_size=4) | st.just([2, 3, 2, 2]),
     training=st.booleans(),
 )
-def test_masks_of_cudnn(shape, training):
+def test_cudnn_takes_masks(shape, training):
     """Of two or four dimensions, each whole or 1, and without a gradient."""
     whole = (2, 3, 2, 2)
     fits = all(size in (1, full) for size, full in zip(shape[::-1], whole[::-1], strict=False))
@@ -223,7 +221,7 @@ def test_masks_of_cudnn(shape, training):
         (0.1, 2, 2, False),
     ],
 )
-def test_lengths_and_dropout_of_cudnn(dropout, query, key, taken):
+def test_cudnn_takes_lengths_and_dropout(dropout, query, key, taken):
     with simgpu.as_cuda(1, model="H100"):
         (asks, _, _), (keys, values, _) = (tensors(HALF, 1, 1, n, 8) for n in (query, key))
         assert says(CUDNN, asks, keys, values, dropout=dropout) == taken
@@ -238,7 +236,7 @@ def test_lengths_and_dropout_of_cudnn(dropout, query, key, taken):
     gqa=st.booleans(),
 )
 @example(kernel=EFFICIENT, heads=0, lengths=(2, 2), dims=(4, 4, 4), gqa=True)
-def test_sequences_of_some_length_in_four_dimensions(kernel, heads, lengths, dims, gqa):
+def test_kernels_need_four_dimensions_and_a_length(kernel, heads, lengths, dims, gqa):
     with simgpu.as_cuda(1, model="H100"):
         call = [
             torch.ones((1, heads, length, 8)[-n:], device="cuda").half()
@@ -247,7 +245,7 @@ def test_sequences_of_some_length_in_four_dimensions(kernel, heads, lengths, dim
         assert says(kernel, *call, gqa=gqa) == (dims == (4, 4, 4) and 0 not in lengths)
 
 
-def test_masks_and_causal_calls():
+def test_kernel_takes_masks_and_causal_calls():
     with simgpu.as_cuda(1, model="A100"):
         query, key, value = tensors(HALF, 1, 2, 8, 16)
         mask = torch.ones(8, 8, dtype=torch.bool, device="cuda")
@@ -262,7 +260,7 @@ def test_masks_and_causal_calls():
     ("model", "taken"),
     [("A100", True), ("A10G", False), ("L4", False), ("H100", True), ("B200", True)],
 )
-def test_gradients_of_large_heads(model, taken):
+def test_flash_differentiates_large_heads(model, taken):
     with simgpu.as_cuda(1, model=model):
         assert says(FLASH, *tensors(HALF, 1, 1, 3, 192, training=True))
         assert says(FLASH, *tensors(HALF, 1, 1, 3, 200))
@@ -295,28 +293,6 @@ def test_forced_kernel_is_reported_to_queries(kernel, dtype, size, lengths, extr
         assert says(kernel, *call) == does(kernel, *call)
         free = scaled_dot_product_attention(*call)  # whatever else there is computes it
         assert free.shape == query.shape
-
-
-@given(kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]), heads=st.integers(1, 3))
-def test_tensors_of_three_dimensions_are_a_batch_of_one_where_the_host_takes_them(kernel, heads):
-    """Since 2.14; before, no fused kernel takes them."""
-    host = torch.ones(heads, 2, 8, device="cpu")
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            taken = scaled_dot_product_attention(host, host, host).shape == host.shape
-        except RuntimeError:
-            taken = False
-    with simgpu.as_cuda(1, model="A100"):
-        assert does(kernel, *tensors(HALF, heads, 2, 8)) == taken
-
-
-@given(kernel=st.sampled_from([FLASH, EFFICIENT]), dtype=st.sampled_from([HALF, BFLOAT16]))
-def test_code_that_goes_by_names_finds_the_kernel_that_is_forced(kernel, dtype):
-    with simgpu.as_cuda(1, model="A100"), sdpa_kernel(kernel), Operators() as seen:
-        call = [TwoTensor(each, each) for each in tensors(dtype, 1, 2, 8, 16)]
-        scaled_dot_product_attention(*call)
-    assert f"_scaled_dot_product_{NAMES[kernel]}_attention" in seen.names
 
 
 def test_refusal_has_a_reason_when_asked():

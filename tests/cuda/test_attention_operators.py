@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -86,7 +86,7 @@ def cases(draw, dtypes=(FLOAT, HALF, BFLOAT16, DOUBLE), masks=True, sizes=(1, 4,
         tensor(groups, columns, of_value),
         mask,
         mask is None and draw(st.booleans()),
-        draw(st.sampled_from([None, 0.7, -1.0])),
+        draw(st.sampled_from([None, 0.0, 0.7, -1.0])),
     ), shared
 
 
@@ -148,27 +148,6 @@ def test_the_operator_is_that_of_the_rule_and_computes_attention(case, model):
 
 
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
-@given(
-    data=st.data(),
-    scale=st.none() | st.integers(-8, 8).map(lambda n: n / 4),
-)
-def test_each_kernel_computes_attention_of_any_scale(backend, data, scale):
-    """Flash attention pads the heads, and the efficient one the mask."""
-    sizes = (1, 4, 8, 20) if backend is FLASH else (8, 16)
-    drawn = cases(dtypes=[HALF], masks=backend is not FLASH, sizes=sizes)
-    case, shared = data.draw(drawn)
-    case = replace(case, scale=scale)
-    with simgpu.as_cuda(1, model="H100"), sdpa_kernel(backend):
-        there = case.moved("cuda")
-        given = there.query, there.key, there.value, there.mask, 0.0, case.is_causal, shared
-        assume(getattr(backends, QUERIES[backend])(backends.SDPAParams(*given)))
-        with attention.Operators() as seen:
-            grad, got = computed(case, there, shared)
-    assert OPERATORS[backend] in seen.names
-    attention.check(as_given_to(backend, case), [each.cpu() for each in got], grad)
-
-
-@pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
 def test_counters_of_operations_know_the_operator(backend):
     with simgpu.as_cuda(1, model="H100"), sdpa_kernel(backend):
         query = torch.ones(1, 2, 16, 8, device="cuda", dtype=HALF, requires_grad=True)
@@ -181,7 +160,7 @@ def test_counters_of_operations_know_the_operator(backend):
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_policy_of_checkpoints_saves_what_attention_returns(saved):
+def test_checkpoint_policy_saves_the_output_of_attention(saved):
     def policy(context, operator, *args, **kwargs):
         chosen = saved and operator is aten._scaled_dot_product_efficient_attention.default
         return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.PREFER_RECOMPUTE
@@ -199,18 +178,9 @@ def test_a_policy_of_checkpoints_saves_what_attention_returns(saved):
     assert calls == (1 if saved else 2)
 
 
-def test_the_profiler_shows_the_operator():
-    with simgpu.as_cuda(1), torch.profiler.profile() as profiler:
-        query = torch.ones(1, 2, 16, 8, device="cuda", requires_grad=True)
-        scaled_dot_product_attention(query, query, query).sum().backward()
-    names = {event.key for event in profiler.key_averages()}
-    assert f"aten::{OPERATORS[EFFICIENT]}" in names
-    assert f"aten::{OPERATORS[EFFICIENT]}_backward" in names
-
-
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
 @given(case=cases(dtypes=[HALF], masks=False))
-def test_results_are_laid_out_as_by_the_meta_kernels(backend, case):
+def test_results_have_the_strides_of_the_meta_kernels(backend, case):
     """Which are PyTorch's description of CUDA's results."""
     query, key, value = (case[0].query, case[0].key, case[0].key)
     query, key, value = (torch.cat([each] * 8, -1).detach() for each in (query, key, value))

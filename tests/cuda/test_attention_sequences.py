@@ -172,31 +172,6 @@ def test_efficient_attention_of_sequences(sizes, mask_type, dtype, window, seed)
     check_each(tensors, of_queries, of_keys, found, grad[0], hidden)
 
 
-@given(
-    causal=st.booleans(),
-    window=st.tuples(st.integers(-1, 6), st.integers(-1, 6)),
-    rows=st.integers(1, 20),
-    columns=st.integers(1, 20),
-    seed=seeds,
-)
-def test_flash_attention_of_a_batch(causal, window, rows, columns, seed):
-    """With the dimensions (batch, length, heads, size), and causal to the last key."""
-    tensors = [packed([length], HEADS, seed + length) for length in (rows, columns, columns)]
-    with simgpu.as_cuda(1, model="A100"):
-        there = [tensor.detach().cuda()[None].requires_grad_() for tensor in tensors]
-        out, sums, *_ = aten._flash_attention_forward(
-            *there, None, None, rows, columns, 0.0, causal, False,
-            window_size_left=window[0], window_size_right=window[1],
-        )  # fmt: skip
-        grad = torch.linspace(-1, 1, out.numel()).view(out.shape).half()
-        grads = torch.autograd.grad(out, there, grad.cuda())
-    right = 0 if causal and rows > 1 else window[1]
-    got = [each[0] for each in (out, *grads)]
-    assert sums.shape == (1, HEADS, rows)
-    hidden = hidden_by((window[0], right), columns)
-    check_each(tensors, starts([rows]), starts([columns]), got, grad[0], hidden)
-
-
 @given(sizes=st.lists(st.integers(1, 12), min_size=2, max_size=4), p=st.sampled_from([0.0, 0.5]))
 def test_dropout_of_sequences_is_the_same_in_both_passes(sizes, p):
     """A weight that was dropped has no share in the gradient of its value."""

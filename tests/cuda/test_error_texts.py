@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import simgpu
 from simgpu._cuda import renaming
 from simgpu._native import memory, python_objects
-from simgpu.errors import OutOfMemoryError, SimGPUError, UnsupportedError
+from simgpu.errors import UnsupportedError
 from tests.support import mismatches, misuse
 from tests.support.interrupts import Interrupt, Interrupter
 
@@ -32,35 +32,22 @@ def on_cuda(check, **arguments):
 @pytest.mark.parametrize(("name", "slot"), mismatches.rows(mismatches.NAMED))
 @few
 @given(data=st.data())
-def test_kernels(name, slot, data):
+def test_words_of_kernels(name, slot, data):
     on_cuda(mismatches.check_kernel, name=name, slot=slot, data=data)
 
 
 @pytest.mark.parametrize(("name", "slot"), mismatches.rows(mismatches.ELEMENTWISE))
 @few
 @given(data=st.data())
-def test_elementwise_kernels(name, slot, data):
+def test_words_of_elementwise_kernels(name, slot, data):
     on_cuda(mismatches.check_elementwise_kernel, name=name, slot=slot, data=data)
 
 
 @pytest.mark.parametrize("check", [*misuse.ON_ONE.values(), *misuse.ON_SEVERAL.values()])
 @few
 @given(data=st.data())
-def test_wrong_calls(check, data):
+def test_words_of_wrong_calls(check, data):
     on_cuda(check, data=data)
-
-
-def test_running_out_of_memory():
-    """Programs look for these words, and halve their batch."""
-    with simgpu.as_cuda(2, memory="4KiB"):
-        with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
-            torch.empty(4096, device="cuda:1")
-        assert str(caught.value).startswith(
-            "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has a total capacity of 4.00"
-        )
-        assert isinstance(caught.value, SimGPUError)
-    with simgpu.devices(1, memory="4KiB"), pytest.raises(OutOfMemoryError, match="simgpu out of"):
-        torch.empty(4096, device="simgpu")
 
 
 # What is raised where no Python code of simgpu is in between.
@@ -102,7 +89,7 @@ class Derived(RuntimeError):
 
 @example(text="simgpu:1 and 'simgpu' in torch.simgpu.FloatTensor on a simgpu device")
 @given(text=st.text())
-def test_all_other_texts_stay(text):
+def test_texts_without_a_device_are_unchanged(text):
     """Outside, and within for what says nothing of the devices; the error's own parts always."""
     for kind in (RuntimeError, Derived, KeyError, ValueError):
         reported = str(kind(text))
@@ -126,7 +113,7 @@ def test_name_of_no_device_is_unchanged(cuda):
         torch.cuda.MemPool()
 
 
-LAST_WORDS = """
+UNCAUGHT = """
 import simgpu, torch
 world = simgpu.as_cuda(2)
 world.__enter__()
@@ -142,25 +129,25 @@ torch.ones(1, device="cuda:1").numpy()
 
 
 @pytest.mark.full
-def test_the_last_words_of_a_process(python):
-    """The traceback of an error that nobody caught, and errors while all is taken down."""
-    done = python("-c", LAST_WORDS)
+def test_uncaught_error_names_cuda(python):
+    """In its traceback; errors raised while the process ends have their own text."""
+    done = python("-c", UNCAUGHT)
     assert done.returncode == 1
     assert "TypeError: can't convert cuda:1 device type tensor to numpy" in done.stderr
     assert done.stdout == "'simgpu'\n"
 
 
-class Unspeakable:
+class WithoutText:
     """An argument of an error without a text."""
 
     def __str__(self):
         raise LookupError("no text")
 
 
-def test_a_text_that_raises_raises_what_it_does_elsewhere(cuda):
+def test_error_of_a_text_is_raised(cuda):
     for kind in renaming._KINDS:
         with pytest.raises(LookupError, match="no text"):
-            str(kind(Unspeakable()))
+            str(kind(WithoutText()))
 
 
 @given(
@@ -191,7 +178,7 @@ def test_an_interrupted_text_is_interrupted(cuda):
     assert str(error) == "tensors on cuda:1"
 
 
-def test_derived_classes_keep_the_texts_of_their_other_bases():
+def test_derived_errors_keep_the_text_of_their_other_base():
     with simgpu.as_cuda(1):
 
         class Derived(RuntimeError, KeyError):
@@ -214,7 +201,7 @@ def slots():
     return [memory.words[(id(kind) >> 3) + python_objects.STR] for kind in renaming._KINDS]
 
 
-def test_the_slot_of_pytorch_has_its_name_with_cuda():
+def test_sync_batch_norm_names_the_backend_slot():
     """SyncBatchNorm says which inputs it takes: on CUDA, nothing has the slot for devices."""
 
     def work(rank):

@@ -35,7 +35,7 @@ class Halves(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of draft_export's log
 @pytest.mark.parametrize("export", [torch.export.export, torch.export.draft_export])
-def test_an_exported_program_computes_where_it_was_exported(cuda, export):
+def test_exported_program_computes_on_its_device(cuda, export):
     x = torch.ones(2, 3, device="cuda:1")
     program = export(Halves(), (x,)).module()
     asserts = torch.ops.aten._assert_tensor_metadata.default

@@ -70,7 +70,7 @@ GENERATORS = {
 
 
 @pytest.mark.parametrize("words", GENERATORS)
-def test_generators_refuse_some_calls_in_a_capture(cuda, words):
+def test_generators_refuse_calls_in_a_capture(cuda, words):
     torch.manual_seed(1)
     own = torch.Generator("cuda")
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -125,7 +125,7 @@ def test_synchronizing_call_ends_a_capture_with_an_error(cuda, name):
     asks=st.sampled_from(["query", "synchronize"]),
     where=st.sampled_from(["captured", "beside", "captured, and again after it"]),
 )
-def test_no_wait_for_a_mark_in_a_graph(cuda, asks, where):
+def test_event_of_a_capture_cannot_be_waited_for(cuda, asks, where):
     """Nor asks for it, until it is recorded anew; other streams' marks are as ever."""
     x, event = torch.ones(SIZE, device="cuda"), torch.cuda.Event()
     other = torch.cuda.Stream()
@@ -160,7 +160,7 @@ def test_copies_need_pinned_memory(cuda, copy):
         capture(torch.cuda.CUDAGraph(), lambda: copy(x))
 
 
-def test_wrong_calls_say_so(cuda):
+def test_wrong_calls_raise(cuda):
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="captured on a non-default stream"):
         graph.capture_begin()

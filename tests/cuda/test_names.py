@@ -52,7 +52,7 @@ def public_names():
 
 
 def within(context, ask):
-    """What `ask()` says within a block."""
+    """The result of `ask()` within a block."""
     with context:
         return ask()
 
@@ -106,7 +106,7 @@ def test_every_public_name_has_a_row():
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # of inductor's imports
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 @pytest.mark.parametrize("name", sorted(rows()))
-def test_the_row_is_true(name):
+def test_row_holds_for_torch_cuda(name):
     around = name.startswith("torch.")
     if not around and name not in public_names():
         pytest.skip(f"torch {torch.__version__} has no torch.cuda.{name}")
@@ -137,7 +137,7 @@ def check(expression, kind, words):
 
 
 @pytest.mark.parametrize("name", sorted(name for name in rows() if name in public_names()))
-def test_the_row_is_true_of_torch_simgpu(name):
+def test_row_holds_for_torch_simgpu(name):
     """Code that is written for any kind of device finds there what it finds in torch.cuda."""
     status, _, expression = rows()[name]
     first, _, last = name.partition(".")

@@ -8,35 +8,33 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+# A call, and what is seen of it: name, arguments and named arguments.
 CALLS = {
-    "cuda": lambda x: x.cuda(1),
-    "cuda by name": lambda x: x.cuda(device="cuda:1", non_blocking=True),
-    "cuda to the current device": lambda x: x.cuda(),
-    "to": lambda x: x.to("cuda:1", torch.float64),
-    "to by name": lambda x: x.to(device="cuda"),
-    "to a number": lambda x: x.to(1),
-    "type": lambda x: x.type("torch.cuda.FloatTensor"),
-    "type that is asked for": lambda x: x.type(),
-    "new_zeros": lambda x: x.new_zeros(2, device="cuda"),
-    "new_tensor": lambda x: x.new_tensor([1.0], device="cuda:1"),
-    "new": lambda x: x.new(2),
-    "device": lambda x: x.device,
-    "is_cuda": lambda x: x.is_cuda,
-}
-SEEN = {
-    "cuda": ("cuda", (1,), {}),
-    "cuda by name": ("cuda", (), {"device": "cuda:1", "non_blocking": True}),
-    "cuda to the current device": ("cuda", (), {}),
-    "to": ("to", ("cuda:1", torch.float64), {}),
-    "to by name": ("to", (), {"device": "cuda"}),
-    "to a number": ("to", (1,), {}),
-    "type": ("type", ("torch.cuda.FloatTensor",), {}),
-    "type that is asked for": ("type", (), {}),
-    "new_zeros": ("new_zeros", (2,), {"device": "cuda"}),
-    "new_tensor": ("new_tensor", ([1.0],), {"device": "cuda:1"}),
-    "new": ("new", (2,), {}),
-    "device": ("__get__", (), {}),
-    "is_cuda": ("__get__", (), {}),
+    "cuda": (lambda x: x.cuda(1), ("cuda", (1,), {})),
+    "cuda by name": (
+        lambda x: x.cuda(device="cuda:1", non_blocking=True),
+        ("cuda", (), {"device": "cuda:1", "non_blocking": True}),
+    ),
+    "cuda to the current device": (lambda x: x.cuda(), ("cuda", (), {})),
+    "to": (lambda x: x.to("cuda:1", torch.float64), ("to", ("cuda:1", torch.float64), {})),
+    "to by name": (lambda x: x.to(device="cuda"), ("to", (), {"device": "cuda"})),
+    "to a number": (lambda x: x.to(1), ("to", (1,), {})),
+    "type": (
+        lambda x: x.type("torch.cuda.FloatTensor"),
+        ("type", ("torch.cuda.FloatTensor",), {}),
+    ),
+    "type without arguments": (lambda x: x.type(), ("type", (), {})),
+    "new_zeros": (
+        lambda x: x.new_zeros(2, device="cuda"),
+        ("new_zeros", (2,), {"device": "cuda"}),
+    ),
+    "new_tensor": (
+        lambda x: x.new_tensor([1.0], device="cuda:1"),
+        ("new_tensor", ([1.0],), {"device": "cuda:1"}),
+    ),
+    "new": (lambda x: x.new(2), ("new", (2,), {})),
+    "device": (lambda x: x.device, ("__get__", (), {})),
+    "is_cuda": (lambda x: x.is_cuda, ("__get__", (), {})),
 }
 FUNCTIONS = {
     "tensor": lambda: torch.tensor([1.0], device="cuda:1"),
@@ -67,15 +65,16 @@ class Subclass(torch.Tensor):
 @pytest.mark.parametrize("place", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_call_is_seen_as_the_program_made_it(cuda, name, place):
+    call, seen = CALLS[name]
     x = torch.ones(2, device=place)
-    wanted = CALLS[name](x)
+    wanted = call(x)
     with Seeing() as mode:
-        found = CALLS[name](x)
-    assert mode.seen == [SEEN[name]]
+        found = call(x)
+    assert mode.seen == [seen]
     y = x.as_subclass(Subclass)
     Subclass.seen = ()
-    of_subclass = CALLS[name](y)
-    assert Subclass.seen == (SEEN[name],)
+    of_subclass = call(y)
+    assert Subclass.seen == (seen,)
     if isinstance(wanted, torch.Tensor):
         assert found.device == of_subclass.device == wanted.device
         assert found.dtype == of_subclass.dtype == wanted.dtype
@@ -93,7 +92,7 @@ def test_a_function_is_seen_as_the_program_called_it(cuda, name):
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_the_default_device_is_for_the_functions_of_the_block(cuda, name):
+def test_default_device_holds_for_replaced_functions(cuda, name):
     """It is a mode, which knows functions by identity."""
     torch.set_default_device("cuda:2")
     try:
@@ -122,7 +121,7 @@ def test_a_call_of_a_type_is_not_seen(cuda):
     assert [x.device for x in made] == [cuda[0], cuda[0], torch.device("cpu")]
 
 
-def test_deprecated_names_know_that_there_is_cuda(cuda):
+def test_deprecated_names_report_cuda(cuda):
     there = r"'has_cuda' is deprecated, please use 'torch\.backends\.cuda\.is_built\(\)'"
     with pytest.warns(UserWarning, match=there):
         assert torch.has_cuda
@@ -130,7 +129,7 @@ def test_deprecated_names_know_that_there_is_cuda(cuda):
         assert torch.has_cudnn
 
 
-def test_memory_of_the_cpu_is_not_cuda_memory_for_pytorch(cuda):
+def test_cuda_array_interface_raises_as_in_pytorch(cuda):
     with pytest.raises(AttributeError, match=r"on non-CUDA tensor type: torch\.FloatTensor"):
         torch.ones(2).__cuda_array_interface__  # noqa: B018
     with pytest.raises(RuntimeError, match="on Variable that requires grad"):

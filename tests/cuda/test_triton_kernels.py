@@ -1,7 +1,6 @@
 """Triton where devices go by the name of CUDA: it finds no driver, and says so."""
 
 import importlib
-import subprocess
 import sys
 
 import pytest
@@ -48,56 +47,6 @@ def test_a_driver_is_refused_within_the_block(triton, imported):
         assert isinstance(caught.value, RuntimeError)
     with pytest.raises(RuntimeError, match="0 active drivers"):
         driver._create_driver()
-
-
-PROGRAM = """
-import simgpu, torch, triton
-import triton.language as tl
-
-@triton.jit
-def double(source, target, count, SIZE: tl.constexpr):
-    index = tl.arange(0, SIZE)
-    value = tl.load(source + index, mask=index < count)
-    tl.store(target + index, value * 2, mask=index < count)
-
-def doubled(x):
-    y = torch.empty_like(x)
-    double[(1,)](x, y, x.numel(), SIZE=8)
-    return y
-
-with simgpu.as_cuda(2):
-    on_cpu = torch.compile(lambda x: (x.sin() + 1).cos())
-    x = torch.ones(4)
-    torch.testing.assert_close(on_cpu(x), (x.sin() + 1).cos())
-    for call in (doubled, torch.compile(doubled)):
-        try:
-            call(torch.ones(3, device="cuda:1"))
-        except NotImplementedError as error:
-            print(type(error).__name__, "TRITON_INTERPRET=1" in str(error))
-"""
-INTERPRETED = (
-    PROGRAM.partition("    on_cpu")[0]
-    + """
-    print(doubled(torch.ones(3, device="cuda:1")))
-"""
-)
-
-
-@pytest.mark.full
-def test_a_graph_of_the_cpu_is_compiled_where_triton_is_installed(tmp_path, monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "program.py").write_text(PROGRAM)  # Triton reads the source of a kernel
-    (tmp_path / "interpreted.py").write_text(INTERPRETED)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines() == ["UnsupportedError True"] * 2, done.stderr
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    done = subprocess.run(
-        [sys.executable, tmp_path / "interpreted.py"], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "tensor([2., 2., 2.], device='cuda:1')\n", done.stderr
 
 
 def test_the_allocator_of_devices_is_the_one_that_graphs_of_cuda_need(cuda):

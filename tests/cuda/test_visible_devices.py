@@ -46,7 +46,7 @@ def seen():
 
 @pytest.mark.parametrize("value", [None, *VISIBLE])
 @pytest.mark.parametrize("when", ["before", "within", "another before"])
-def test_the_devices_are_those_that_the_variable_names(value, when):
+def test_variable_chooses_the_devices(value, when):
     wanted = [0, 1, 2, 3] if value is None else VISIBLE[value]
     earlier = {"before": value, "within": None, "another before": "1"}[when]
     with variable(earlier), simgpu.as_cuda(4, memory=SIZES) as devices:
@@ -58,7 +58,7 @@ def test_the_devices_are_those_that_the_variable_names(value, when):
 
 
 @given(order=st.permutations(range(4)), count=st.integers(1, 4), data=st.data())
-def test_properties_follow_the_number_of_a_visible_device(order, count, data):
+def test_visible_device_has_the_properties_of_its_number(order, count, data):
     """Its memory, model and place on the bus; the index is where it stands in the variable."""
     order = order[:count]
     models = ["A100", "H100 SXM", "T4", "L4"]
@@ -85,7 +85,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", sorted(USES))
-def test_the_variable_counts_until_cuda_is_initialized(use):
+def test_variable_holds_until_cuda_is_initialized(use):
     with variable("3,1"), simgpu.as_cuda(4, memory=SIZES):
         with variable("2,0,1"):
             USES[use]()
@@ -94,8 +94,8 @@ def test_the_variable_counts_until_cuda_is_initialized(use):
         assert seen() == [2, 0, 1]
 
 
-def test_a_tensor_is_made_on_the_device_that_the_variable_names_by_then():
-    """Though nobody has asked how many there are: the first allocation looks."""
+def test_first_allocation_reads_the_variable():
+    """Also if the program has not asked how many devices there are."""
     with simgpu.as_cuda(4, memory=SIZES), variable("1,0"):
         x = torch.ones(2, device="cuda:1")
         assert torch.cuda.memory_allocated(x.device) == 512
@@ -105,7 +105,7 @@ def test_a_tensor_is_made_on_the_device_that_the_variable_names_by_then():
         torch.ones(2, device="cuda:1")
 
 
-def test_seeds_stay_with_the_index():
+def test_seeds_belong_to_the_visible_index():
     with simgpu.as_cuda(4):
         torch.cuda.manual_seed_all(7)
         with variable("3,2"):
@@ -117,7 +117,7 @@ def test_seeds_stay_with_the_index():
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
-def test_an_error_names_the_variable_that_hides_all_devices(value):
+def test_error_names_the_variable_when_it_hides_all_devices(value):
     words = rf"No CUDA GPUs are available: {VARIABLE}='{value}' hides all 2 simulated ones"
     with variable(value), simgpu.as_cuda(2) as devices:
         assert devices == []
@@ -126,7 +126,7 @@ def test_an_error_names_the_variable_that_hides_all_devices(value):
                 use()
 
 
-def test_programs_run_on_the_host_where_no_device_is_seen():
+def test_programs_run_on_the_host_when_no_device_is_visible():
     with variable(""), simgpu.as_cuda(2):
         with torch.profiler.profile():
             torch.ones(2).sum()
@@ -137,7 +137,7 @@ def test_programs_run_on_the_host_where_no_device_is_seen():
 
 
 @pytest.mark.parametrize("value", [None, "2,0", "1"])
-def test_an_error_names_the_variable_that_hides_a_device(value):
+def test_error_names_the_variable_when_it_hides_a_device(value):
     hides = {None: "", "2,0": f"; {VARIABLE} hides 2 more", "1": f"; {VARIABLE} hides 3 more"}
     with variable(value), simgpu.as_cuda(4), pytest.raises(RuntimeError) as raised:
         torch.ones(2, device="cuda:4")
@@ -146,13 +146,8 @@ def test_an_error_names_the_variable_that_hides_a_device(value):
 
 
 @pytest.mark.parametrize("value", ["GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-GPU-1/2/3"])
-def test_an_error_says_which_names_are_understood(value):
+def test_unknown_names_of_devices_are_refused(value):
     words = rf"{VARIABLE} names .*{value[:3]}.*their numbers, 0 to 1"
     with variable(value), pytest.raises(ValueError, match=words), simgpu.as_cuda(2):
         pass
     assert not torch.cuda.is_available()
-
-
-def test_the_variable_means_nothing_to_devices_of_another_name():
-    with variable("1"), simgpu.devices(3) as devices:
-        assert len(devices) == torch.simgpu.device_count() == 3

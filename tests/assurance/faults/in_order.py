@@ -85,12 +85,12 @@ STREAMS = [
         "an event in a graph counts as done",
         "Event._refuse_captured",
         never("_captured"),
-        "test_no_wait_for_a_mark_in_a_graph",
+        "test_event_of_a_capture_cannot_be_waited_for",
     ),
 ]
 
-REPLAYS = "test_replays_are_the_program_done_so_often"
-EVENTS = "test_each_replay_does_what_the_program_would"
+REPLAYS = "test_replays_repeat_the_program"
+EVENTS = "test_replay_records_and_waits_as_the_program"
 STATES = "test_states_that_are_set_in_a_capture_are_set_in_each_replay"
 
 GRAPHS = [
@@ -112,7 +112,7 @@ GRAPHS = [
         "no stream has to be joined",
         "Capture.check_end",
         never("get"),
-        "test_streams_join_by_waiting_and_have_to_be_waited_for",
+        "test_streams_join_a_capture_and_have_to_rejoin",
     ),
     fault(
         "a copy leaves the other device out of a capture",

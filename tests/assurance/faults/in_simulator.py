@@ -197,7 +197,7 @@ REFUSALS = [
         "flash attention takes a mask",
         "simgpu/_ops/attention:_no_mask",
         always("attn_mask"),
-        "test_masks_and_causal_calls",
+        "test_kernel_takes_masks_and_causal_calls",
     ),
     fault(
         "a link of no device is accepted",
