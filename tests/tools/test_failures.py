@@ -1,4 +1,4 @@
-"""What is kept of a failing example, whatever it raises."""
+"""The record of a failing example in a fuzzing run."""
 
 import contextlib
 import os
@@ -16,7 +16,6 @@ from simgpu._fuzz import session_plugin
 from simgpu._fuzz.failures import MOST_KINDS, location, name_of, separate_kinds
 from simgpu._fuzz.session_plugin import ExampleRecorder
 from simgpu._fuzz.sessions import SessionSettings
-from simgpu._fuzz.tally import sum_tallies
 
 START = Path.cwd()
 
@@ -72,20 +71,31 @@ errors = st.recursive(
 )
 
 
-@given(error=errors)
-@example(error=Unprintable())
-def test_a_failure_has_the_text_of_its_error(tmp_path, error):
-    kept = kept_of(tmp_path, error)
+@given(error=errors, parts=st.lists(st.sampled_from(["a", "b"]), max_size=3))
+@example(error=Unprintable(), parts=[])
+def test_failure_has_text_code_and_place_of_its_error(tmp_path, error, parts):
+    """The code is in a note of hypothesis; the place is relative to the folder of the campaign."""
+    error.__notes__ = ["Temporarily add @reproduce_failure('6.1', b'AEEA') as a decorator"]
+    here = os.getcwd()
+    folder = tmp_path.joinpath(*parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    try:
+        kept = kept_of(tmp_path, error)
+    finally:
+        os.chdir(here)
     with contextlib.suppress(RuntimeError):
         assert kept.message == str(error)
-    assert f"{__name__.rpartition('.')[2]}.py:" in kept.location
+    assert kept.blob == "AEEA"
+    files = {kept.property.partition("::")[0], kept.location.rpartition(":")[0]}
+    assert files == {Path(os.path.relpath(__file__, START)).as_posix()}
 
 
 @given(
     name=st.sampled_from(["assertFalse", "assertIsInstance", "fail", "exec"]),
     value=st.integers(1, 9),
 )
-def test_an_assertion_fails_where_the_test_makes_it(name, value):
+def test_assertion_of_a_library_fails_at_the_line_of_the_test(name, value):
     """Python's library raises it, for all of unittest's in one line, or code without a file."""
     if name == "exec":
         check, values = exec, (f"assert {value} == 0",)
@@ -98,46 +108,8 @@ def test_an_assertion_fails_where_the_test_makes_it(name, value):
     assert location(raised.value) == f"{here}:{raised.value.__traceback__.tb_lineno}"
 
 
-@given(error=errors)
-def test_a_failure_has_the_code_of_its_example(tmp_path, error):
-    """Hypothesis tells it in a note of the error, also of a group that the test has raised."""
-    error.__notes__ = ["Temporarily add @reproduce_failure('6.1', b'AEEA') as a decorator"]
-    assert kept_of(tmp_path, error).blob == "AEEA"
-
-
-@given(error=errors, parts=st.lists(st.sampled_from(["a", "b"]), max_size=3))
-def test_a_failure_is_found_from_the_folder_of_the_campaign(tmp_path, error, parts):
-    """Where it is replayed; whichever folder the test goes to."""
-    here = os.getcwd()
-    folder = tmp_path.joinpath(*parts)
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(folder)
-    try:
-        kept = kept_of(tmp_path, error)
-    finally:
-        os.chdir(here)
-    seen_reports = {kept.property.partition("::")[0], kept.location.rpartition(":")[0]}
-    assert seen_reports == {Path(os.path.relpath(__file__, START)).as_posix()}
-
-
-@given(count=st.integers(1, 3))
-def test_an_interrupt_while_counts_are_written_loses_none(tmp_path, count):
-    recorder = ExampleRecorder(SessionSettings(str(tmp_path), (1, 8), ""))
-    recorder.begin("test_it", None)
-    for _ in range(count):
-        recorder.counted(item_of(lambda: None), lambda: None)()
-    with (
-        mock.patch("os.replace", side_effect=[KeyboardInterrupt, mock.DEFAULT], wraps=os.replace),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        recorder.finish(KeyboardInterrupt())
-    assert sum_tallies(tmp_path).examples["test_it"] == count
-
-
 @given(number=st.integers(1, 4), by_signal=st.booleans())
-def test_an_interrupt_that_goes_no_further_ends_the_next_example(
-    tmp_path, interruptible, number, by_signal
-):
+def test_swallowed_interrupt_ends_the_next_example(tmp_path, interruptible, number, by_signal):
     """As one that came while the garbage collector was at work."""
     recorder = ExampleRecorder(SessionSettings(str(tmp_path), (1, 8), ""))
     cleanups, calls = contextlib.ExitStack(), []
@@ -180,7 +152,7 @@ def test_skip_does_not_count_as_a_failure(tmp_path, skip, reason):
 
 
 def report(recorder, error, is_marked):
-    """Tell the plugin of a property that has ended by an error, as pytest does."""
+    """Report to the plugin that a property has ended by an error, as pytest does."""
     item = mock.Mock(spec=pytest.Function)
     item.config = SimpleNamespace(stash={session_plugin._RECORDER: recorder})
     ended = SimpleNamespace(when="call", excinfo=SimpleNamespace(value=error))
@@ -234,7 +206,7 @@ def reported(test):
 
 
 @pytest.mark.parametrize("limits", [[7], [0, 1], [3, 30], [1, 2, 20]])
-def test_each_kind_of_failure_of_an_assertion_is_reported(limits):
+def test_each_kind_of_failure_of_a_line_is_reported(limits):
     """The smallest example of each; more words with other numbers are no kind of their own."""
     words = ["few", "some", "many"]
 

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -19,7 +18,7 @@ from hypothesis.database import ExampleDatabase
 
 from simgpu.__main__ import main
 from simgpu._cli.arguments import device_range
-from simgpu._fuzz import campaign, sessions
+from simgpu._fuzz import campaign
 from simgpu._fuzz.sessions import database_of
 from simgpu._fuzz.tally import Failure, Tally
 from simgpu._util.interrupts import one_interrupt
@@ -81,7 +80,7 @@ def suite(pytester, capfd):
     return Suite(pytester, capfd)
 
 
-def test_a_failure_is_found_kept_and_run_again(suite):
+def test_failure_is_found_kept_and_run_again(suite):
     """The whole way: smallest example, command, regression test, database, report."""
     suite(BROKEN)
     words = ("fuzz", "--examples", "200", "--jobs", "1", "--database", "kept", "test_it.py")
@@ -128,7 +127,7 @@ def test_a_failure_is_found_kept_and_run_again(suite):
 
 
 @pytest.mark.full
-def test_a_replay_of_what_no_database_keeps_says_that_nothing_was_run(suite):
+def test_replay_of_an_empty_database_fails(suite):
     """Else a replay in another folder looks as if the mistake were mended."""
     suite(BROKEN)
     done = suite.simgpu("replay", "test_it.py::test_uneven", "--database", "empty")
@@ -143,20 +142,8 @@ def test_a_replay_of_what_no_database_keeps_says_that_nothing_was_run(suite):
     assert ordinary.stdout.splitlines()[-1].startswith(says)
 
 
-def fuzzing(suite, words, started):
-    """A campaign in a process of its own, whose examples find the path `started`."""
-    return subprocess.Popen(
-        [sys.executable, *words],
-        cwd=suite.folder,
-        env={**os.environ, "STARTED": str(started)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.full
-def test_a_suite_that_loads_no_plugins_is_fuzzed_with_ours(suite, monkeypatch):
+def test_suite_without_plugins_is_fuzzed(suite, monkeypatch):
     """Whichever way it says so; also by several workers."""
     suite(BROKEN.replace("assert batch", "assert devices or batch"))
     (suite.folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:simgpu -p no:xdist\n")
@@ -195,7 +182,7 @@ class TestIn:
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_the_pasted_test_works_as_the_suite_is_imported(suite, mode):
+def test_pasted_regression_test_fails_as_the_example_did(suite, mode):
     """Also for a method, with a value of a class of the test file."""
     suite(BY_PATH)
     (suite.folder / "pytest.ini").write_text(f"[pytest]\naddopts = --import-mode={mode}\n")
@@ -237,7 +224,14 @@ def test_an_interrupt_loses_no_example(suite):
     started = suite.folder / "started"
     os.mkfifo(started)
     words = ("-m", "simgpu", "fuzz", "--examples", "1000000", "--jobs", "2", "test_it.py")
-    running = fuzzing(suite, words, started)
+    running = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=suite.folder,
+        env={**os.environ, "STARTED": str(started)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     with started.open() as both:  # ends when each of the two has opened and closed it
         assert both.read() in ("x", "xx")
     running.send_signal(signal.SIGINT)
@@ -251,51 +245,48 @@ def test_an_interrupt_loses_no_example(suite):
     assert (report["properties"], report["finished"]) == (2, [])
 
 
-def test_an_interrupt_before_the_first_example_is_no_error_of_the_suite(
-    tmp_path, monkeypatch, capsys
-):
-    def interrupted(self, left):
-        self.log.write_text("Traceback of pytest, which was interrupted too")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(campaign.Campaign, "_session", interrupted)
-    page = tmp_path / "report.html"
-    words = ["fuzz", "--examples", "1", "--report", str(page), str(Path(__file__).parent)]
-    assert main(words) == 1
-    out = capsys.readouterr().out
-    assert "no example was counted" in out
-    assert "Traceback" not in out
-    assert page.exists()
-
-
-@given(status=st.integers(-64, 255), examples=st.integers(0, 2), fails=st.booleans())
-def test_a_campaign_is_as_good_as_its_sessions(tmp_path, status, examples, fails):
-    """Whatever they end with: a crash of Python, or a program that ends the process."""
-    kept = Tally()
+@given(
+    status=st.integers(-64, 255), examples=st.integers(0, 2),
+    fails=st.booleans(), interrupted=st.booleans(),
+)  # fmt: skip
+def test_campaign_ends_as_its_session_does(tmp_path, status, examples, fails, interrupted):
+    """A crash of Python, and Ctrl-C after a failure, do not count as a success."""
+    kept, fails = Tally(), fails and examples > 0
     kept.examples.update({"test_it": examples} if examples else {})
-    kept.failures.update({"key": FAILURE} if examples and fails else {})
+    kept.failures.update({"key": FAILURE} if fails else {})
 
-    def run(self):
-        self.log.write_text("what pytest said last")
+    def session(self, left):
+        self.log.write_text("the end of a log")
         kept.save(self.folder / "1.tally")
+        if interrupted:
+            raise KeyboardInterrupt
         return status
 
-    options = campaign.CampaignOptions(("tests",), (1, 8), "", tmp_path / "report.html", 1)
+    page = tmp_path / "report.html"
+    options = campaign.CampaignOptions(("tests",), (1, 8), "", page, jobs=1, examples=5)
     with (
-        mock.patch.object(campaign.Campaign, "run", run),
+        mock.patch.object(campaign.Campaign, "_session", session),
         contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
     ):
         ended = campaign.run_campaign(options)
-    good = status == 0 and examples > 0 and not fails
+    good = (interrupted or status == 0) and examples > 0 and not fails
     assert (ended == 0) == good
     assert 0 <= ended < 256
-    reported = "what pytest said last" in out.getvalue()
-    assert reported == (not good and not (status in (0, 1) and kept.failures))
+    log_is_shown = not good and not interrupted and not (status in (0, 1) and fails)
+    assert ("the end of a log" in out.getvalue()) == log_is_shown
+    assert ("here is what was found so far" in err.getvalue()) == interrupted
+    if interrupted or status not in (2, 3, 4, 5):
+        report = json.loads(page.with_suffix(".json").read_text())
+        assert (report["total_examples"], len(report["failures"])) == (examples, fails)
+        assert ("no example was counted" in out.getvalue()) == (
+            examples == 0 and (interrupted or status in (0, 1))
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
-def test_the_first_interrupt_counts_and_no_other(number, before):
+def test_only_the_first_interrupt_is_raised(number, before):
     old = signal.signal(number, before)
     under_nohup = number == signal.SIGHUP and before is signal.SIG_IGN
     expected = contextlib.nullcontext() if under_nohup else pytest.raises(KeyboardInterrupt)
@@ -324,7 +315,7 @@ def test_the_first_interrupt_counts_and_no_other(number, before):
         (["--report", "x.json", "tests"], "must name the page"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_at_once(capsys, words, says):
+def test_wrong_options_are_refused(capsys, words, says):
     try:
         status = main(["fuzz", *words])
     except SystemExit as stop:
@@ -352,7 +343,7 @@ class Redis:
             raise RedisError("connection refused")
 
 
-def test_a_redis_database_is_asked_at_the_start(monkeypatch):
+def test_redis_database_is_opened_at_the_start(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", SimpleNamespace(Redis=Redis, RedisError=RedisError))
     monkeypatch.delitem(sys.modules, "hypothesis.extra.redis", raising=False)
     assert isinstance(database_of("redis://here:6379/0"), ExampleDatabase)
@@ -362,31 +353,6 @@ def test_a_redis_database_is_asked_at_the_start(monkeypatch):
     monkeypatch.delitem(sys.modules, "hypothesis.extra.redis")
     with pytest.raises(pytest.UsageError, match="pip install redis"):
         database_of("redis://here:6379/0")
-
-
-class Interrupted:
-    """A session of pytest during which Ctrl-C is pressed so often."""
-
-    def __init__(self, times, status):
-        self.times, self.status = times, status
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_): ...
-
-    def wait(self):
-        self.times -= 1
-        if self.times >= 0:
-            raise KeyboardInterrupt
-        return self.status
-
-
-@given(times=st.integers(0, 3), status=st.integers(0, 5))
-def test_ctrl_c_during_a_replay_is_for_pytest(times, status):
-    session = Interrupted(times, status)
-    with mock.patch.object(subprocess, "Popen", return_value=session):
-        assert sessions.replay_schedule("test_it.py::test_it", "S1fAQA", (1, 8)) == status
 
 
 def test_ranges_of_devices():

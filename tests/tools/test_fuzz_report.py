@@ -61,7 +61,7 @@ def test_source_makes_the_value_again(value):
     assert type(again) is type(value)
 
 
-def test_devices_are_written_by_their_index(devices):
+def test_source_of_devices_has_their_index(devices):
     writer = Writer(devices)
     source = writer.write(Pair(devices[::-1], 3))
     assert made(writer, source, devices=devices) == Pair(devices[::-1], 3)
@@ -70,7 +70,7 @@ def test_devices_are_written_by_their_index(devices):
 
 
 @given(data=st.data(), overwritten=st.booleans())
-def test_a_tensor_is_written_by_what_was_drawn(devices, data, overwritten):
+def test_source_of_a_tensor_has_the_drawn_values(devices, data, overwritten):
     """To the bit and the stride, whatever the property has written to it since."""
     device = data.draw(st.sampled_from(["cpu", *devices]))
     drawn = data.draw(strategies.tensors(device=device))
@@ -85,7 +85,7 @@ def test_a_tensor_is_written_by_what_was_drawn(devices, data, overwritten):
 
 
 @given(net=strategies.modules())
-def test_a_network_is_written_by_its_arguments(net):
+def test_source_of_a_network_has_its_arguments(net):
     writer = Writer()
     assert repr(made(writer, writer.write(net))) == repr(net)
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simgpu._pytest.markers import fail_if_wrong, is_ours
@@ -18,17 +18,8 @@ def test_no_count(devices): pass
 @pytest.mark.devices(2, atleast=True)
 def test_name(devices): pass
 
-@pytest.mark.devices("2")
-def test_text(devices): pass
-
-@pytest.mark.devices(0)
-def test_none(devices): pass
-
 @pytest.mark.schedules("many")
 def test_many(): pass
-
-@pytest.mark.schedules(n=3, m=4)
-def test_two(): pass
 
 @pytest.mark.every_oom(3)
 def test_oom(): pass
@@ -40,9 +31,6 @@ def test_ranks(ranks): pass
 def test_unused(): pass
 
 @pytest.mark.ranks(2)
-def test_folder(tmp_path): pass
-
-@pytest.mark.ranks(2)
 @pytest.mark.devices(3)
 def test_both(ranks, devices): pass
 
@@ -52,33 +40,25 @@ def test_option(): pass
 @pytest.mark.without("--async")
 def test_no_reason(): pass
 
-@pytest.mark.without(reason="no option")
-def test_nothing(): pass
-
 def test_right(): pass
 """
 REPORTED = """
 @pytest.mark.devices(): write @pytest.mark.devices(n), n being an int from 1 on
 @pytest.mark.devices(2, atleast=True): write @pytest.mark.devices(n)
-@pytest.mark.devices('2'): write @pytest.mark.devices(n)
-@pytest.mark.devices(0): write @pytest.mark.devices(n)
 ::test_many: @pytest.mark.schedules('many'): write @pytest.mark.schedules(n), n being an int from 1
-::test_two: @pytest.mark.schedules(n=3, m=4): write @pytest.mark.schedules(n), n being an int
 ::test_oom: @pytest.mark.every_oom(3): write @pytest.mark.every_oom, which takes no arguments
 ::test_ranks takes the fixture `ranks`, and has to say how many: @pytest.mark.ranks(4), not @pytest
 ::test_unused: @pytest.mark.ranks(2): the test does not take the fixture `ranks`, *def test_unused(
-::test_folder: @pytest.mark.ranks(2): the test does not take the fixture `ranks`, *def test_folder(
 2 are there already, made by the fixture `ranks`, for @pytest.mark.ranks(2): say @pytest.mark.
 ::test_option: @pytest.mark.without('--fast', reason='no such option'): write @pytest.mark.without("
 ::test_no_reason: @pytest.mark.without('--async'): write @pytest.mark.without("--async", reason="why
-::test_nothing: @pytest.mark.without(reason='no option'): write @pytest.mark.without("--async", rea
 """
 
 
-def test_a_wrong_marker_is_an_error_of_its_test_in_one_line(pytester):
+def test_wrong_marker_is_an_error_of_its_test(pytester):
     pytester.makepyfile(WRONG)
     seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
-    seen.assert_outcomes(passed=1, errors=14)
+    seen.assert_outcomes(passed=1, errors=9)
     for reported in REPORTED.strip().splitlines():
         seen.stdout.fnmatch_lines(f"*{reported.replace('[', '[[]')}*")
     seen.stdout.no_fnmatch_line("*Traceback*")
@@ -92,11 +72,11 @@ from simgpu._core import world
 
 @pytest.mark.ranks(2)
 def test_sort(ranks):
-    def tell(rank):
+    def describe(rank):
         sort = torch.cuda.get_device_properties(rank)
         return sort.name, sort.total_memory, world.current_world().rng
 
-    assert ranks(tell) == [("NVIDIA A100-SXM4-40GB", 1 << 30, "host")] * 2
+    assert ranks(describe) == [("NVIDIA A100-SXM4-40GB", 1 << 30, "host")] * 2
 
 @pytest.mark.ranks(5)
 def test_more(ranks): pass
@@ -119,33 +99,13 @@ def test_ranks_have_the_devices_of_the_options(pytester):
     seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
 
 
-@pytest.mark.full
-def test_more_ranks_than_devices_by_the_name_of_cuda_are_skipped(pytester):
-    """As those of a test that takes `devices`, also where nothing says how many there are."""
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ranks(9)
-        def test_more(ranks): pass
-
-        @pytest.mark.ranks(8)
-        def test_all(ranks):
-            assert ranks(lambda rank: rank) == [*range(8)]
-        """
-    )
-    seen = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--as-cuda")
-    seen.assert_outcomes(passed=1, skipped=1)
-    seen.stdout.fnmatch_lines("1 test skipped: it needs 9 devices, this session has 8")
-
-
 def takes_nothing(): ...
 def takes_ranks(ranks): ...
 def takes_a_fixture_that_takes_ranks(world): ...
 def takes_request(request): ...
 
 
-def item_of(test, count, marked="test", theirs=None, fixtures=()):
+def item_of(test, count, marked, theirs, fixtures):
     """A test as pytest collects it; `fixtures` are modules, and what a fixture in them takes."""
     names = {takes_ranks: ["ranks"], takes_a_fixture_that_takes_ranks: ["world", "ranks"]}
     declared = [f"{theirs}: those of an army"] if theirs else []
@@ -165,9 +125,33 @@ def item_of(test, count, marked="test", theirs=None, fixtures=()):
     )
 
 
-def check_told(item, test, count, is_wrong):
+OF_THE_SUITE = {"test_it": True, "conftest": True, "_pytest.tmpdir": False, "simgpu.x": False}
+
+
+@given(
+    test=st.sampled_from(
+        [takes_nothing, takes_ranks, takes_a_fixture_that_takes_ranks, takes_request]
+    ),
+    count=st.integers(1, 9),
+    marked=st.sampled_from(["test", "test", "module", "no"]),
+    theirs=st.sampled_from([None, None, "ranks", "ranks(*names)", "ranks_of_an_army", "rank"]),
+    fixtures=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(OF_THE_SUITE)),
+            st.sampled_from([(), ("request",), ("tmp_path", "request"), ("requests",)]),
+        ),
+        max_size=2,
+    ),
+)
+@example(takes_nothing, 2, "test", None, [])
+@example(takes_nothing, 2, "test", None, [("conftest", ("request",))])
+def test_marker_of_ranks_without_ranks_is_an_error(test, count, marked, theirs, fixtures):
+    """Not of a module, nor of a suite with such a marker, nor where `request` may ask for ranks."""
+    may_ask = any("request" in takes and OF_THE_SUITE[module] for module, takes in fixtures)
+    is_theirs = theirs in ("ranks", "ranks(*names)")
+    item = item_of(test, count, marked, theirs, fixtures)
     fail_if_unused(item)
-    if is_wrong:
+    if marked == "test" and test is takes_nothing and not is_theirs and not may_ask:
         name = test.__name__
         reported = rf"it.py::{name}: @pytest.mark.ranks\({count}\): .*def {name}\(ranks\)"
         with pytest.raises(pytest.fail.Exception, match=reported):
@@ -177,46 +161,11 @@ def check_told(item, test, count, is_wrong):
 
 
 @given(
-    test=st.sampled_from(
-        [takes_nothing, takes_ranks, takes_a_fixture_that_takes_ranks, takes_request]
-    ),
-    count=st.integers(1, 9),
-    marked=st.sampled_from(["test", "module", "no"]),
-    theirs=st.sampled_from([None, "ranks", "ranks(*names)", "ranks_of_an_army", "rank"]),
-)
-def test_a_marker_of_ranks_that_runs_none_is_an_error(test, count, marked, theirs):
-    """A module's marker is for those of its tests that take it; a suite may have its own."""
-    is_theirs = theirs in ("ranks", "ranks(*names)")
-    is_wrong = marked == "test" and test is takes_nothing and not is_theirs
-    check_told(item_of(test, count, marked, theirs), test, count, is_wrong)
-
-
-THEIRS_OR_NOT = {"test_it": True, "conftest": True, "_pytest.tmpdir": False, "simgpu.x": False}
-
-
-@given(
-    count=st.integers(1, 9),
-    fixtures=st.lists(
-        st.tuples(
-            st.sampled_from(sorted(THEIRS_OR_NOT)),
-            st.sampled_from([(), ("request",), ("tmp_path", "request"), ("requests",)]),
-        ),
-        max_size=2,
-    ),
-)
-def test_a_fixture_of_the_suite_may_ask_for_ranks_while_it_runs(count, fixtures):
-    """Where it takes `request`; those of pytest and the plugin that take it ask for no ranks."""
-    may_ask = any("request" in takes and THEIRS_OR_NOT[module] for module, takes in fixtures)
-    item = item_of(takes_nothing, count, fixtures=fixtures)
-    check_told(item, takes_nothing, count, is_wrong=not may_ask)
-
-
-@given(
     name=st.sampled_from(["ranks", "ranks_slow", "rank"]),
     reported=st.sampled_from(["", ":", ": text", "(n): text (more)"]),
     spaces=st.sampled_from(["", " "]),
 )
-def test_a_suite_may_declare_a_marker_in_any_way(name, reported, spaces):
+def test_marker_declared_by_the_suite_is_not_ours(name, reported, spaces):
     """As pytest reads its lines: a name, perhaps arguments, a colon and a text."""
     lines = [DESCRIPTION, f"{spaces}{name}{spaces}{reported}"]
     item = SimpleNamespace(config=SimpleNamespace(getini=lambda name: lines))

@@ -20,7 +20,7 @@ from simgpu._util.patching import Patch, Patches
         st.tuples(st.sampled_from(("base", "child", "thing")), st.sampled_from("ab")), max_size=8
     )
 )
-def test_all_is_put_back_however_often_an_attribute_was_replaced(steps):
+def test_undo_restores_attributes_replaced_several_times(steps):
     """What a class inherits is inherited again, and what was not there is gone."""
     base = type("Base", (), {"a": 1})
     owners = {"base": base, "child": type("Child", (base,), {}), "thing": SimpleNamespace(b=2)}
@@ -41,7 +41,7 @@ def test_all_is_put_back_however_often_an_attribute_was_replaced(steps):
     twice=st.booleans(),
     of_class=st.booleans(),
 )
-def test_a_late_row_waits_for_its_module(imported, twice, of_class):
+def test_late_row_waits_for_its_module(imported, twice, of_class):
     """It is replaced whenever the module is imported, until the rows are undone."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "late_module.py"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from simgpu._pytest import as_cuda
+from simgpu._pytest.options import add_options
 
 CONFTEST = """
 import torch
@@ -13,7 +14,6 @@ HERE = torch.cuda.device_count()
 """
 
 SUITE = """
-import unittest
 import pytest, torch
 from conftest import HERE
 from torch import nn
@@ -25,17 +25,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUD
 def test_every_gpu(index):
     x = torch.ones(3, device=f"cuda:{index}")
     assert x.is_cuda and x.sum().item() == 3
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_tensor_left_behind():
-    with pytest.raises(RuntimeError, match="same device"):
-        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
-
-
-def test_data_parallel():
-    model = nn.DataParallel(nn.Linear(4, 2)).cuda()
-    assert model(torch.randn(6, 4)).shape == (6, 2)
 
 
 def test_the_fixture(devices):
@@ -58,15 +47,6 @@ def test_as_many_as_the_marker_says(devices):
         torch.ones(1, device="cuda:2")
 
 
-@pytest.mark.devices(1)
-class TestAll(unittest.TestCase):
-    def setUp(self):
-        self.count = torch.cuda.device_count()
-
-    def test_the_marker_needs_no_fixture(self):
-        self.assertEqual(self.count, 1)
-
-
 def test_all_of_them_are_back():
     assert torch.cuda.device_count() == HERE
     assert torch.ones(1, device=f"cuda:{HERE - 1}").sum() == 1
@@ -84,7 +64,7 @@ def test_suite_for_cuda_passes_without_a_gpu(suite):
     """In a worker too, which is another process."""
     options = ("--devices", "simgpu", "--as-cuda", "--device-count", "3", "-W", "error")
     result = suite.runpytest_inprocess(*options, "-n", "1")
-    result.assert_outcomes(passed=10)
+    result.assert_outcomes(passed=7)
     result.stdout.fnmatch_lines("*devices: 3 simulated GPUs (simgpu, as cuda)*")
 
 
@@ -131,30 +111,23 @@ def test_only_the_failing_conftest_is_reported(pytester):
 
 def test_suite_is_skipped_without_the_option(suite, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    suite.runpytest_inprocess("--devices", "simgpu").assert_outcomes(skipped=8)
-
-
-class Options(SimpleNamespace):
-    """Of a session: what is not told is not given."""
-
-    def __getattr__(self, name):
-        if name.startswith("simgpu_"):
-            return
-        raise AttributeError(name)
+    suite.runpytest_inprocess("--devices", "simgpu").assert_outcomes(skipped=5)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("words", "error"),
     [
-        ({"simgpu_kind": "cuda"}, "--devices cuda"),
-        ({"simgpu_oversubscribe": True}, "--oversubscribe"),
-        ({}, "2 real CUDA devices"),
+        (["--devices", "cuda"], "--devices cuda"),
+        (["--oversubscribe"], "--oversubscribe"),
+        ([], "2 real CUDA devices"),
     ],
 )
-def test_contradicting_options_are_refused(monkeypatch, options, says):
+def test_contradicting_options_are_refused(monkeypatch, words, error):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    namespace = Options(**{"simgpu_as_cuda": True, "simgpu_kind": "simgpu"} | options)
+    parser = pytest.Parser(_ispytest=True)
+    add_options(parser)
+    namespace = parser.parse(["--as-cuda", "--devices", "simgpu", *words])
     config = SimpleNamespace(known_args_namespace=namespace, add_cleanup=lambda call: None)
-    with pytest.raises(pytest.UsageError, match=says):
+    with pytest.raises(pytest.UsageError, match=error):
         as_cuda.pytest_load_initial_conftests(config, [])

@@ -1,15 +1,13 @@
 """pytest --model and --rng: devices that are a GPU by name, what draws; suites with their own."""
 
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simgpu._config.options import OPTIONS
-from simgpu._pytest.options import SHORT, SessionOptions, pytest_sessionstart
-from simgpu._pytest.pools import simulated_pool
+from simgpu._pytest.options import SHORT, pytest_sessionstart
 
 SUITE = """
 import pytest
@@ -48,7 +46,7 @@ def test_each_device_is_its_model(pytester, options):
 
 
 @pytest.mark.parametrize("how", [(), ("--as-cuda",)], ids=["own name", "cuda"])
-def test_variables_hold_where_no_option_is_given(pytester, monkeypatch, how):
+def test_variables_hold_when_no_option_is_given(pytester, monkeypatch, how):
     """Also where there are GPUs, whose memory and model cannot be chosen."""
     monkeypatch.setattr("simgpu._pytest.pools.gpu_count", lambda: 4)
     for variable, value in (("MODEL", "a100,t4"), ("RNG", "host"), ("DEVICE_MEMORY", "1GiB,2GiB")):
@@ -60,17 +58,6 @@ def test_variables_hold_where_no_option_is_given(pytester, monkeypatch, how):
     result.stdout.fnmatch_lines(line)
     result = pytester.runpytest_inprocess(*NO_CACHE, *how, "--model", "l4", "-k", "generator")
     result.stdout.fnmatch_lines("*of 1GiB, 2GiB, model NVIDIA L4, rng host (sim*")
-
-
-names = st.sampled_from([None, "A100", "T4", "H100 SXM"])
-
-
-@given(option=names, variable=names)
-def test_option_goes_before_its_variable(option, variable):
-    with mock.patch.dict("os.environ", {"SIMGPU_MODEL": variable or ""}):
-        given_ = {} if option is None else {"model": option}
-        pool = simulated_pool(SessionOptions(given=given_))
-        assert pool.arguments.get("model") == (option or variable)
 
 
 @pytest.mark.full

@@ -6,13 +6,12 @@ No GPU is needed: the queries that would count and set them are replaced by fake
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._pytest import pools
 from simgpu._pytest.options import Worker, add_options, read_options
-from simgpu._pytest.pools import CudaPool, describe, group_of
+from simgpu._pytest.pools import describe, group_of
 
 
 @given(size=st.integers(1, 8), spare=st.integers(0, 8), workers=st.integers(1, 20))
@@ -55,27 +54,6 @@ def test_the_notice_is_only_about_sharing(workers):
     assert ("share one" in text) == (workers > 2)
     most = max(group_of(Worker(index, workers), 5, 2).sharers for index in range(workers))
     assert (f"1/{most} of its memory" in text) == (most > 1)
-
-
-def test_workers_of_one_gpu_share_its_memory_and_have_own_seeds(monkeypatch):
-    called = []
-
-    def fake(name):
-        monkeypatch.setattr(torch.cuda, name, lambda *args: called.append((name, *args)))
-
-    names = ("set_device", "set_per_process_memory_fraction", "reset_peak_memory_stats")
-    for name in ("init", *names, "synchronize", "empty_cache"):
-        fake(name)
-    drawn = []
-    for seed, sharers in ((0, 1), (1, 1), (1, 4), (1, 4)):
-        called.clear()
-        with CudaPool((2, 3), seed, sharers).lend(2) as devices:
-            drawn.append(torch.rand(3).tolist())
-        assert devices == [torch.device("cuda:2"), torch.device("cuda:3")]
-        assert called[0] == ("init",)  # or CUDA has no counters to reset
-        fractions = {(args[1], args[0]) for name, *args in called if name == names[1]}
-        assert fractions == ({(device, 0.25) for device in devices} if sharers == 4 else set())
-    assert drawn[0] != drawn[1] == drawn[2] == drawn[3]
 
 
 FAKE_MACHINE = """

@@ -1,7 +1,6 @@
 """Pools of devices: what a marker skips, what is put back after an error, what is counted."""
 
 import contextlib
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +11,14 @@ from hypothesis import strategies as st
 from simgpu import pytest_plugin
 from simgpu._core import hooks, world
 from simgpu._pytest import markers
-from simgpu._pytest.markers import Wanted, skip_lines
+from simgpu._pytest.markers import Wanted
 from simgpu._pytest.pools import SCOPES, CudaPool, SimulatedPool
 
 ordinals = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
 @given(ordinals=ordinals, count=st.integers(1, 5), distinct=st.booleans(), at_least=st.booleans())
-def test_a_marker_gets_what_it_asks_for_or_skips(cuda, ordinals, count, distinct, at_least):
+def test_marker_gets_its_devices_or_skips(cuda, ordinals, count, distinct, at_least):
     """Enough devices, and different GPUs where it says so, which slots on one GPU are not."""
     pool = CudaPool(ordinals)
     request = SimpleNamespace(config=None, node=SimpleNamespace(user_properties=[]))
@@ -50,7 +49,7 @@ class Synchronized(hooks.Instrument):
 
 
 @given(ordinals=ordinals, fails=st.booleans(), sharers=st.integers(1, 3), seed=st.integers(0, 9))
-def test_real_gpus_are_waited_for_after_an_error_too(cuda, ordinals, fails, sharers, seed):
+def test_real_gpus_are_synchronized_after_an_error(cuda, ordinals, fails, sharers, seed):
     """Else the error of one test would arrive in the next; and a cache would hold its memory."""
     for device in cuda:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
@@ -72,7 +71,7 @@ def test_real_gpus_are_waited_for_after_an_error_too(cuda, ordinals, fails, shar
 
 
 @given(count=st.integers(1, 4), scopes=st.lists(st.sampled_from(SCOPES), min_size=1, max_size=4))
-def test_simulated_devices_end_after_an_error_too(count, scopes):
+def test_simulated_devices_end_after_an_error(count, scopes):
     """And what was lent for longer may be asked for again."""
     pool = SimulatedPool(4)
 
@@ -90,24 +89,3 @@ def test_simulated_devices_end_after_an_error_too(count, scopes):
             fail([scope, "function"], count)
         assert world.device_count() == 0
         assert pool._scopes == []
-
-
-@given(reasons=st.lists(st.sampled_from(["needs 9", "needs 2 distinct", None]), max_size=8))
-def test_skips_are_counted_by_their_reason(reasons):
-    """Each on a line of its own, next to skips for reasons of the suite's own."""
-    reports = [
-        SimpleNamespace(user_properties=[("other", "needs 9"), ("devices wanted", reason)])
-        if reason
-        else SimpleNamespace(user_properties=[("seed", "3")])
-        for reason in reasons
-    ]
-    reports.append(SimpleNamespace())  # a module that skips itself while it is collected
-    reported = {}
-    for line in skip_lines(reports):
-        number, reason = re.split(" skipped: (?:it|each) ", line)
-        reported[reason] = number
-    assert reported == {
-        reason: f"{reasons.count(reason)} test{'s' * (reasons.count(reason) > 1)}"
-        for reason in set(reasons) - {None}
-    }
-    assert list(reported) == sorted(reported)

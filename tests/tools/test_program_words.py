@@ -1,4 +1,4 @@
-"""`simgpu run` leaves to the program what `python` leaves to it, and reads its own options."""
+"""`simgpu run` reads its own options; the program gets the same arguments as from `python`."""
 
 import sys
 from pathlib import Path
@@ -48,7 +48,7 @@ def here(tmp_path_factory):
     way=st.sampled_from(WAYS),
     arguments=st.lists(st.sampled_from(ARGUMENTS), max_size=4),
 )
-def test_all_behind_the_name_of_a_program_is_for_the_program(here, options, way, arguments):
+def test_words_after_the_program_are_its_arguments(here, options, way, arguments):
     named, kind, text = way
     words = [word for option, _ in options for word in option]
     words += [word.format(here=here) for word in named]

@@ -64,7 +64,7 @@ def test_long_work_is_counted_on_a_terminal(total, taken, seconds):
         assert shown[-2] == f"item {n} of {total}, about {left} s left"
 
 
-def test_a_log_has_no_such_lines():
+def test_log_has_no_progress_lines():
     stream = Terminal(really=False)
     with seconds_pass(5), contextlib.redirect_stderr(stream):
         assert list(progress.counted("abc", 3, "item")) == ["a", "b", "c"]
@@ -76,7 +76,7 @@ def test_a_log_has_no_such_lines():
     [(simgpu.sweep, "sweep: failure 1 of 2, "), (simgpu.schedules, "schedule 1 of 100, ")],
     ids=["sweep", "schedules"],
 )
-def test_what_runs_a_step_often_is_counted(simulated, work, says):
+def test_repeated_steps_are_counted(simulated, work, says):
     def step():
         return torch.ones(3, device=simulated[0]) + 1
 

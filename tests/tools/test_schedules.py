@@ -80,7 +80,7 @@ def test_runs():
 TOKEN = r"simgpu replay (S1\S+)"
 
 
-def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch):
+def test_failure_prints_a_token_that_repeats_it(pytester, monkeypatch):
     """From a folder within the suite's, and whatever folder the test has gone to."""
     pytester.makeini("[pytest]")
     monkeypatch.chdir(pytester.mkpydir("within"))
@@ -107,7 +107,7 @@ def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch)
 
 
 @pytest.mark.full
-def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch, capfd):
+def test_schedule_is_replayed_on_its_own_devices(tmp_path, monkeypatch, capfd):
     """Whatever devices the environment gives a process, and whatever else the suite asks for."""
     monkeypatch.chdir(tmp_path)
     Path("pytest.ini").write_text("[pytest]\naddopts = --failed-first -p no:simgpu\n")
@@ -121,7 +121,7 @@ def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.full
-def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
+def test_property_draws_and_shrinks_its_schedule(pytester):
     """To one deviation, and the fewest threads that have it; the token is of this example."""
     pytester.makepyfile(test_it=SUITE)
     arguments = ("-p", "no:cacheprovider", "--device-count", "1", "--schedules", "20")
@@ -139,7 +139,7 @@ def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
     again.assert_outcomes(passed=1)
 
 
-def test_each_case_of_a_property_has_schedules_of_its_own(pytester):
+def test_each_case_of_a_property_has_its_schedules(pytester):
     pytester.makepyfile(test_it=COUNTED)
     pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=4)
 
@@ -151,7 +151,7 @@ def drawn(test, n):
 
 
 @pytest.mark.parametrize(("n", "most"), [(3, 5), (12, 5), (15, 5), (1, 1)])
-def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
+def test_examples_of_a_property_run_under_n_schedules_in_all(n, most):
     seen = []
 
     @settings(max_examples=most, database=None)
@@ -166,7 +166,7 @@ def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
     assert len(set(seen)) == most
 
 
-def test_a_token_of_no_known_test_says_what_to_do(capsys, tmp_path, monkeypatch):
+def test_replay_of_an_unknown_token_fails(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert __main__.main(["replay", "S1fAAA"]) == 4
     assert "no test is known here" in capsys.readouterr().out

@@ -34,9 +34,10 @@ def reaches(strategy, condition, examples=500):
     return True
 
 
-@given(least=st.integers(0, 9), more=st.integers(0, 9), data=st.data())
-def test_device_counts_stay_in_their_range(least, more, data):
-    assert least <= data.draw(strategies.device_counts(least, least + more)) <= least + more
+@given(n=st.integers(1, 8), low=st.integers(0, 20), more=st.integers(0, 300), data=st.data())
+def test_sizes_stay_in_their_range(n, low, more, data):
+    assert low <= data.draw(strategies.device_counts(low, low + more)) <= low + more
+    assert low <= data.draw(strategies.batches(n, low + more, low)) <= low + more
 
 
 @given(size=st.integers(1, 8), repeats=st.booleans(), data=st.data())
@@ -49,27 +50,42 @@ def test_device_lists_are_made_of_the_devices(size, repeats, data):
     assert repeats or len(set(some)) == len(some)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations("abc")))
-def test_every_order_and_subset_is_reached(order):
-    for size in (1, 2, 3):
-        assert reaches(strategies.device_lists([*"abc"]), lambda some: some == list(order[:size]))  # noqa: B023  # called at once
+def has_a_tie(net):
+    return len(list(net.parameters())) < len(list(net.parameters(recurse=True))) or (
+        len({id(layer.weight) for layer in net.layers}) < len(net.layers)
+    )
 
 
-def test_repeats_are_reached_only_where_asked_for():
-    twice = strategies.device_lists([*"abc"], repeats=True)
-    assert reaches(twice, lambda some: len(set(some)) < len(some))
+REACHED = {
+    **{
+        f"devices {order[:size]}": (strategies.device_lists([*"abc"]), [*order[:size]].__eq__)
+        for order in itertools.permutations("abc")
+        for size in (1, 2, 3)
+    },
+    "a repeated device": (
+        strategies.device_lists([*"abc"], repeats=True),
+        lambda some: len(set(some)) < len(some),
+    ),
+    **{
+        f"batch {edge} on {n}": (strategies.batches(n), edge.__eq__)
+        for n in (1, 2, 3, 4, 8)
+        for edge in (0, 1, n - 1, n, n + 1, 2 * n, 3 * n, n * n, 199, 200)
+    },
+    "a tie": (strategies.modules(), has_a_tie),
+    "a buffer": (strategies.modules(), lambda net: bool(list(net.buffers()))),
+    "a frozen layer": (
+        strategies.modules(),
+        lambda net: not all(p.requires_grad for p in net.parameters()),
+    ),
+    "a shared module": (strategies.modules(), lambda net: hasattr(net, "again")),
+    "three layers": (strategies.modules(), lambda net: len(net.layers) == 3),
+    "no bias": (strategies.modules(), lambda net: net.layers[0].bias is None),
+}
 
 
-@given(n=st.integers(1, 8), low=st.integers(0, 20), more=st.integers(0, 300), data=st.data())
-def test_batches_stay_in_their_range(n, low, more, data):
-    assert low <= data.draw(strategies.batches(n, low + more, low)) <= low + more
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
-def test_batches_reach_their_edges(n):
-    sizes = strategies.batches(n)
-    for edge in {0, 1, n - 1, n, n + 1, 2 * n, 3 * n, n * n, 199, 200}:
-        assert reaches(sizes, lambda batch: batch == edge)  # noqa: B023  # called at once
+@pytest.mark.parametrize("name", REACHED)
+def test_strategy_reaches(name):
+    assert reaches(*REACHED[name])
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 4])
@@ -129,7 +145,7 @@ def test_a_layout_changes_no_value(shape, layout):
     assert torch.equal(other, tensor)
 
 
-def test_layouts_are_what_they_say():
+def test_layouts_have_their_strides():
     tensor = networks.exact_values((2, 3, 4, 5), "float32")
     made = {layout: strategies.laid_out(tensor, layout) for layout in strategies.LAYOUTS}
     assert made["contiguous"].is_contiguous()
@@ -139,42 +155,8 @@ def test_layouts_are_what_they_say():
     assert made["channels_last"].is_contiguous(memory_format=torch.channels_last)
 
 
-def leaves_of(tree):
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    if isinstance(tree, list | tuple):
-        return [leaf for child in tree for leaf in leaves_of(child)]
-    return [tree]
-
-
-@given(tree=strategies.nested(st.just(7.5)))
-def test_a_tree_has_a_leaf(tree):
-    assert 7.5 in leaves_of(tree)
-
-
-def has_a_tie(net):
-    return len(list(net.parameters())) < len(list(net.parameters(recurse=True))) or (
-        len({id(layer.weight) for layer in net.layers}) < len(net.layers)
-    )
-
-
-MODULES = {
-    "a tie": has_a_tie,
-    "a buffer": lambda net: bool(list(net.buffers())),
-    "a frozen part": lambda net: not all(p.requires_grad for p in net.parameters()),
-    "a module in two places": lambda net: hasattr(net, "again"),
-    "three layers": lambda net: len(net.layers) == 3,
-    "no bias": lambda net: net.layers[0].bias is None,
-}
-
-
-@pytest.mark.parametrize("what", MODULES)
-def test_modules_have(what):
-    assert reaches(strategies.modules(), MODULES[what])
-
-
 @given(net=strategies.modules(features=2), rows=st.integers(0, 5))
-def test_a_network_is_what_its_repr_says_and_computes_exactly(net, rows):
+def test_network_equals_its_repr_and_computes_exactly(net, rows):
     x = networks.exact_values((rows, 2), net.layers[0].weight.dtype, span=3)
     same = eval(repr(net), {"Network": networks.Network})
     out = net(x)
@@ -183,7 +165,7 @@ def test_a_network_is_what_its_repr_says_and_computes_exactly(net, rows):
     assert len(out) == rows
 
 
-def test_a_frozen_layer_gets_no_gradient_and_the_others_do():
+def test_frozen_layer_gets_no_gradient():
     net = networks.Network((2, 2, 1), frozen=True)
     net(torch.ones(3, 2)).sum().backward()
     assert [parameter.grad is None for parameter in net.parameters()] == [True, True, False, False]
@@ -216,7 +198,7 @@ SHRINKS = {
 
 
 @pytest.mark.parametrize("name", SHRINKS)
-def test_shrinks_to(name):
+def test_strategy_shrinks(name):
     strategy, condition, expected = SHRINKS[name]
     assert smallest(strategy, condition) == expected
 
@@ -238,7 +220,7 @@ def test_modules_shrink_to_one_layer():
     assert "widths=(3, 3, 3), bias=False, activation='none', tied=True, shared=False" in repr(tied)
 
 
-def test_combinations_reach_their_listener_only():
+def test_listener_gets_combinations():
     examples.tried(batch=1, devices=1)
     heard = []
     examples.set_listener(lambda *what: heard.append(what))
@@ -253,50 +235,48 @@ def test_combinations_reach_their_listener_only():
     assert {devices for _, devices, _ in heard[:-1]} == {3}
 
 
-def test_a_fuzzing_run_may_narrow_the_device_counts():
+def test_fuzzing_run_limits_numbers_of_devices_and_ranks():
     examples.limit_devices((2, 3))
     try:
         assert smallest(strategies.device_lists([*"abcd"])) == ["a", "b"]
         assert not reaches(strategies.device_counts(), lambda n: n > 3)
-        assert smallest(strategies.device_counts(5, 6)) == 5  # what it asks for is elsewhere
+        assert smallest(strategies.device_counts(5, 6)) == 5  # outside of what is limited
         examples.limit_devices(device_range("4"))
-        assert not reaches(strategies.device_counts(), lambda n: n != 4, 40)
         assert not reaches(strategies.device_lists([*"abcdef"]), lambda some: len(some) != 4, 40)
-        assert smallest(strategies.world_sizes()) == 1  # which are not numbers of devices
-    finally:
+        assert smallest(strategies.world_sizes()) == 1  # which are no numbers of devices
         examples.limit_devices(None)
-
-
-def test_a_fuzzing_run_may_narrow_the_numbers_of_ranks():
-    examples.limit_devices(device_range("3..5"), "ranks")
-    try:
+        examples.limit_devices(device_range("3..5"), "ranks")
         assert smallest(strategies.world_sizes()) == 3
         assert not reaches(strategies.world_sizes(), lambda n: not 3 <= n <= 5, 40)
         assert smallest(strategies.world_sizes(6, 8)) == 6
         assert smallest(strategies.device_counts()) == 1
     finally:
+        examples.limit_devices(None)
         examples.limit_devices(None, "ranks")
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "error", "words"),
     [
-        lambda: strategies.device_counts(3, 2),
-        lambda: strategies.device_lists([]),
-        lambda: strategies.device_lists(["a", "b"], 3),
-        lambda: strategies.device_lists(["a", "b"], 1, 3),
-        lambda: strategies.batches(0),
-        lambda: strategies.batches(2, 3, 4),
-        lambda: strategies.chunkings(3, 2, 2),
-        lambda: strategies.dims(0),
-        lambda: strategies.laid_out(torch.ones(2), "diagonal"),
-        lambda: networks.exact_values((2,), "float31"),
-        lambda: networks.Network((2,)),
-        lambda: find(strategies.tensors([2, -1]), lambda _: True),
+        (lambda: strategies.device_counts(3, 2), ValueError, "3"),
+        (lambda: strategies.device_lists([]), ValueError, "devices"),
+        (lambda: strategies.device_lists(["a", "b"], 3), ValueError, "3"),
+        (lambda: strategies.device_lists(["a", "b"], 1, 3), ValueError, "3"),
+        (lambda: strategies.batches(0), ValueError, "0"),
+        (lambda: strategies.batches(2, 3, 4), ValueError, "4"),
+        (lambda: strategies.chunkings(3, 2, 2), ValueError, "2"),
+        (lambda: strategies.dims(0), ValueError, "0"),
+        (lambda: strategies.laid_out(torch.ones(2), "diagonal"), ValueError, "diagonal"),
+        (lambda: networks.exact_values((2,), "float31"), ValueError, "float31"),
+        (lambda: networks.Network((2,)), ValueError, "2"),
+        (lambda: find(strategies.tensors([2, -1]), lambda _: True), ValueError, "-1"),
+        (lambda: strategies.batches("2"), TypeError, "devices must be an int, got '2'"),
+        (lambda: strategies.batches(2, 3.5), TypeError, "max_size must be an int, got 3.5"),
+        (lambda: strategies.device_lists("cuda:0"), TypeError, r"such as \['cuda:0'\], and not"),
     ],
 )
-def test_impossible_settings_are_refused_at_once(call):
-    with pytest.raises(ValueError, match=r"\d|diagonal|float31|devices"):
+def test_impossible_settings_are_refused(call, error, words):
+    with pytest.raises(error, match=words):
         call()
 
 
@@ -310,7 +290,7 @@ def test_hypothesis_is_imported_only_for_strategies(python, use):
 
 
 @pytest.mark.full
-def test_strategies_without_hypothesis_say_what_they_need(python):
+def test_strategies_without_hypothesis_name_it(python):
     code = "import sys; sys.modules['hypothesis'] = None; import simgpu; simgpu.strategies"
     done = python("-c", code)
     assert "simgpu.strategies needs hypothesis" in done.stderr
@@ -333,23 +313,6 @@ def test_a_module_is_loaded_once_from_a_folder_around_the_caller(tmp_path):
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             examples.load_module(str(inner / "x.py"), "test_broken.py")
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: strategies.batches("2"), "devices must be an int, got '2'"),
-        (lambda: strategies.batches(2, 3.5), "max_size must be an int, got 3.5"),
-        (lambda: strategies.device_lists("cuda:0"), r"such as \['cuda:0'\], and not a text"),
-    ],
-)
-def test_wrong_type_is_refused_with_words(call, says):
-    with pytest.raises(TypeError, match=says):
-        call()
-
-
-def test_the_names_of_the_module_are_its_strategies():
-    assert dir(strategies) == sorted(strategies.__all__)
 
 
 @pytest.mark.parametrize("exact", [None, True])

@@ -2,53 +2,17 @@
 
 import contextlib
 import io
-import runpy
 import sys
 
 import pytest
 import torch
-from _pytest.config.argparsing import Parser
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
 from simgpu._cli.run_script import _after_our_frames, overlapping, reporting_races
 from simgpu._explore.asynchronous import executor as asynchronous_executor
-from simgpu._pytest.header import active_options
-from simgpu._pytest.options import add_options, options_in
 from simgpu.errors import DeviceLostError
-
-SCRIPT = """
-import sys
-import torch
-
-print("torch._dynamo" in sys.modules)
-x = torch.ones(3, device="cuda")
-side = torch.cuda.Stream()
-y = x + 1
-with torch.cuda.stream(side):
-    print((y * 2).tolist())
-side.wait_stream(torch.cuda.current_stream())
-with torch.cuda.stream(side):
-    print((y * 2).tolist())
-"""
-RIGHT, WRONG = "[4.0, 4.0, 4.0]", "[nan, nan, nan]"
-
-
-@pytest.mark.full
-@pytest.mark.without("--async", "--races", reason="runs a program that forgets to wait, at once")
-def test_a_script_is_wrong_without_a_wait_and_right_with_it(python, tmp_path, capsys):
-    """Under `run --async`; at once, both are right.
-
-    What PyTorch's meta kernels import is there by then: no launch waits for it.
-    """
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    done = python("-m", "simgpu", "run", "--async", path)
-    assert (done.stdout.splitlines(), done.returncode) == (["True", WRONG, RIGHT], 0), done.stderr
-    with simgpu.as_cuda(1):
-        runpy.run_path(str(path))
-    assert capsys.readouterr().out.splitlines()[1:] == [RIGHT, RIGHT]
 
 
 @pytest.mark.without("--async", reason="begins it itself")
@@ -83,7 +47,7 @@ def test_errors_in_queues_are_raised_at_the_end_of_a_script(status):
     code=st.sampled_from(["no exit", None, 0, 3, "words"]),
 )
 @example(waits=[False], code=0)
-def test_how_many_races_a_program_had_is_said(waits, code):
+def test_number_of_races_of_a_program_is_printed(waits, code):
     """Also that it had none; the status says it too, also where the program ends by sys.exit(0)."""
     expected = "no race" if all(waits) else "1 race"  # which is between the same two lines
     ended = "no exit"
@@ -148,7 +112,7 @@ def test_no_wait_either(devices):
     ("option", "text"),
     [("--async", "assert [[]nan, nan, nan[]] == "), ("--races", "race: mul.Scalar on simgpu:0, ")],
 )
-def test_a_test_fails_without_a_wait_and_passes_with_it(pytester, option, text):
+def test_test_without_a_wait_fails(pytester, option, text):
     pytester.makepyfile(SUITE)
     session = ("-p", "no:cacheprovider", "--devices", "simgpu", "-W", "error", "--strict-markers")
     seen = pytester.runpytest_inprocess(*session, "-rf", option)
@@ -177,7 +141,7 @@ def test_in_a_rank():
 
 @pytest.mark.without("--async", "--races", reason="runs tests that forget to wait")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
-def test_failing_test_reports_its_races_too(pytester):
+def test_failing_test_reports_its_races(pytester):
     """And not of those of pytest, which prints the values that it has compared."""
     pytester.makepyfile(FAILING)
     done = pytester.inline_run("-p", "no:cacheprovider", "--devices", "simgpu", "--races")
@@ -186,32 +150,3 @@ def test_failing_test_reports_its_races_too(pytester):
     for report in reports:
         assert "race: mul.Scalar on " in str(report.longrepr)
         assert "_pytest/" not in str(report.longrepr)
-
-
-THEIRS = """
-import pytest
-
-@pytest.mark.without("salt", 3)
-def test_theirs(): pass
-"""
-
-
-def test_a_marker_of_that_name_may_be_the_suites_own(pytester):
-    pytester.makepyfile(THEIRS)
-    pytester.makeini("[pytest]\nmarkers =\n    without(what): theirs\n")
-    pytester.runpytest_inprocess("-p", "no:cacheprovider", "--async").assert_outcomes(passed=1)
-
-
-# How a session asks for each of the options that look for more in a test.
-LOOKS = {"--races": [], "--faults": ["oom"], "--schedules": ["3"], "--schedule": ["S1abc"]}
-
-
-@given(asked=st.sets(st.sampled_from(sorted(LOOKS))))
-def test_the_header_says_what_is_looked_for(asked):
-    parser = Parser(_ispytest=True)
-    add_options(parser)
-    words = [word for name in sorted(asked) for word in (name, *LOOKS[name])]
-    caught = active_options(options_in(parser.parse(words)))
-    assert len(caught) == bool(asked)
-    looks = [look for text in caught for look in text.removeprefix("each test with ").split(", ")]
-    assert sorted(looks) == sorted(" ".join([name, *LOOKS[name]]) for name in asked)

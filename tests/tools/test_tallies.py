@@ -1,26 +1,19 @@
 """What processes of a campaign count, added up; the map of it; and how a campaign ends."""
 
-import contextlib
 import dataclasses
-import io
 import itertools
-import json
 import pickle
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.core import decode_failure
 
-from simgpu._fuzz import campaign, report
 from simgpu._fuzz.report import heat_map, never_tried
 from simgpu._fuzz.session_plugin import ExampleRecorder
 from simgpu._fuzz.sessions import SessionSettings
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
-from simgpu._util import naming
 
 FAILURE = Failure(
     property="test_x.py::test_x", error="ValueError", message="", location="x.py:1",
@@ -80,20 +73,6 @@ def test_tallies_of_workers_add_up(many):
     assert all(one.seconds == worst[one.property] for one in total.slowest)
 
 
-@given(switches=st.dictionaries(st.integers(0, 3), st.integers(1, 9), max_size=3))
-def test_page_counts_examples_in_which_threads_switched(switches):
-    tally = Tally()
-    tally.switches = expected = Counter(switches)
-    assert report.as_json(tally, RUN)["switches"] == {str(n): expected[n] for n in sorted(expected)}
-    page = " ".join(report.as_html(tally, RUN).split())
-    many, switched = expected.total(), expected.total() - expected[0]
-    words = f"drew the order of threads as well: in {switched} of them another thread went on in"
-    assert (words in page) == (many > 0)
-    if many:
-        assert f"{naming.plural(many, 'example')} {words}" in page
-        assert f"between, up to {max(expected)} times." in page
-
-
 combinations = st.dictionaries(
     st.tuples(st.integers(63, 65) | st.integers(0, 3), st.integers(1, 4)),
     st.integers(1, 9),
@@ -121,39 +100,6 @@ def test_map_has_one_cell_for_every_batch(seen, low, more):
             assert getattr(cells[-1], name) == sum(larger)
         if gaps is not None:
             assert gaps[devices] == [b for b in range(65) if (b, devices) not in seen]
-
-
-@given(fails=st.booleans(), interrupted=st.booleans())
-def test_campaign_stopped_after_a_failure_ends_with_1(fails, interrupted):
-    """Ctrl-C too: a script that goes by the status must not take the failure for a success."""
-
-    def session(self, left):
-        tally = Tally()
-        tally.examples["p"] = 3
-        tally.failures = {"key": FAILURE} if fails else {}
-        tally.save(self.folder / "1.tally")
-        if interrupted:
-            raise KeyboardInterrupt
-        return int(fails)  # as pytest's
-
-    said, reported = io.StringIO(), io.StringIO()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(reported),
-    ):
-        patch.setattr(campaign.Campaign, "_session", session)
-        page = Path(folder) / "report.html"
-        options = campaign.CampaignOptions(
-            ("tests",), (1, 4), str(Path(folder) / "kept"), page, jobs=1, examples=5
-        )
-        assert campaign.run_campaign(options) == int(fails)
-        report = json.loads(page.with_suffix(".json").read_text())
-    assert report["total_examples"] == 3
-    assert len(report["failures"]) == fails
-    assert ("here is what was found so far" in reported.getvalue()) == interrupted
-    assert (FAILURE.property in said.getvalue()) == fails
 
 
 def test_each_error_of_a_line_has_the_code_of_its_example(request, tmp_path):

@@ -22,7 +22,7 @@ from tests.support.observe import place
         max_size=6,
     )
 )
-def test_a_counter_shows_the_memory_of_its_device(simulated, steps):
+def test_counter_shows_the_memory_of_its_device(simulated, steps):
     """Of the one where the work is queued, as much as is taken when that work ends."""
     timeline, names, held, expected = Timeline(), [str(d) for d in simulated], [], []
     for slot, to, blocks, side in steps:
@@ -60,7 +60,7 @@ def test_a_counter_shows_the_memory_of_its_device(simulated, steps):
     ),
     moves=st.booleans(),
 )
-def test_a_program_may_go_to_another_folder_and_start_ranks(simulated, environment, moves):
+def test_timeline_is_written_once_in_the_first_folder(simulated, environment, moves):
     """The file is that of the process as it began, in the folder where it began."""
     with (
         tempfile.TemporaryDirectory() as folder,

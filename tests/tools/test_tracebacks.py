@@ -83,7 +83,7 @@ def make_suite(pytester, forms=tuple(FORMS)):
 
 
 def test_refusal_is_shown_at_a_line_of_the_test(pytester):
-    """Whatever is refused, and whoever runs the test; the frames of torch's modules are shown."""
+    """In each form of a test; the frames of torch's modules are shown."""
     make_suite(pytester)
     texts = failures(pytester)
     assert len(texts) == len(FORMS) * len(REFUSED)
@@ -107,7 +107,7 @@ def test_tracebacks_of_callbacks_hide_simgpu(pytester):
         assert any(line in text for line in RAISING)
 
 
-def test_nor_is_what_simgpu_calls_shown_below_the_line_of_the_test(pytester):
+def test_traceback_hides_functions_of_torch_that_simgpu_calls(pytester):
     """Under `as_cuda`, a kernel that makes a tensor calls an operator of torch."""
     pytester.makepyfile(IMPORTS + UNDER_AS_CUDA)
     (text,) = failures(pytester)
@@ -117,7 +117,7 @@ def test_nor_is_what_simgpu_calls_shown_below_the_line_of_the_test(pytester):
 
 
 @pytest.mark.parametrize("form", ["function", *(pytest.param(f, marks=FULL) for f in REST)])
-def test_all_frames_are_shown_where_they_are_asked_for(pytester, form):
+def test_full_trace_shows_all_frames(pytester, form):
     make_suite(pytester, [form])
     assert all("simgpu/_" in text for text in failures(pytester, "--full-trace"))
 
@@ -152,7 +152,7 @@ def ended_by(error):
 
 
 @pytest.mark.parametrize("line", REFUSED.values(), ids=list(REFUSED))
-def test_a_program_that_ends_by_a_refusal_ends_at_its_line(simulated, capsys, line):
+def test_traceback_of_a_program_ends_at_its_line(simulated, capsys, line):
     with pytest.raises((RuntimeError, ValueError, IndexError)) as raised:
         eval(line, {"torch": torch, "simgpu": simgpu})
     ended_by(raised.value)
@@ -184,7 +184,7 @@ class Masked(torch.nn.Module):
 
 @pytest.mark.parametrize("full", ["", "1"])
 @pytest.mark.parametrize("package", [torch.nn, dataparallel])
-def test_the_traceback_of_a_replica_ends_at_its_line(simulated, monkeypatch, package, full):
+def test_traceback_of_a_replica_ends_at_its_line(simulated, monkeypatch, package, full):
     monkeypatch.setenv("SIMGPU_FULL_TRACE", full)
     parallel = package.DataParallel(Masked(simulated[0]), [0, 1])
     with pytest.raises(RuntimeError, match="in replica 1 on device 1") as raised:
@@ -205,7 +205,7 @@ def test_it(devices, package):
 """
 
 
-def test_the_error_of_a_replica_is_shown_at_the_line_of_the_call(pytester):
+def test_error_of_a_replica_is_shown_at_the_line_of_the_call(pytester):
     pytester.makepyfile(REPLICAS)
     texts = failures(pytester)
     assert len(texts) == 2

@@ -1,6 +1,5 @@
 """The environment variables that give a process devices, and errors that name them."""
 
-import argparse
 import os
 from unittest import mock
 
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu import strategies
-from simgpu._cli import run_script
 from simgpu._config import options as config_options
 from simgpu._core import world
 from simgpu._devices.block import start_process_devices
@@ -18,7 +16,7 @@ from simgpu.errors import InvalidDeviceError
 
 
 @pytest.mark.full
-def test_run_takes_variables_where_no_option_is_given(python):
+def test_run_takes_variables_when_no_option_is_given(python):
     code = (
         "import torch; n = torch.cuda.device_count();"
         "print(n, [torch.cuda.mem_get_info(k)[1] >> 20 for k in range(n)])"
@@ -48,20 +46,6 @@ def test_wrong_variable_is_refused_in_one_line(python, name):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"simgpu: {name}")
     assert done.stderr.count("\n") == 1
-
-
-@given(
-    option=st.sampled_from(["memory", "model"]),
-    text=st.text("abc019,\\ "),
-    is_option=st.booleans(),
-)
-def test_error_of_a_wrong_device_sort_names_its_origin(option, text, is_option):
-    name, value = config_options.VARIABLES[option], f"x{text}"
-    given_ = {"memory": None, "model": None, "rng": None, **({option: value} if is_option else {})}
-    options = argparse.Namespace(devices=2, name="simgpu", force=False, **given_)
-    with mock.patch.dict(os.environ, {} if is_option else {name: value}):
-        said = run_script.make_devices(options)
-    assert said.startswith(f"--{option} {value}: {option}" if is_option else f"{name}: {option}")
 
 
 def error_of_an_index_past(count, excess):

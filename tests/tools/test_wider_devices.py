@@ -45,7 +45,7 @@ def test_the_next_module(devices):
 
 
 @pytest.mark.parametrize("scope", ["module", "session"])
-def test_a_model_that_is_built_once(pytester, scope):
+def test_model_of_a_wider_fixture_is_built_once(pytester, scope):
     pytester.makepyfile(
         test_a_model=MODEL.format(scope=scope), test_b_after=AFTER.format(stay=scope == "session")
     )
@@ -79,7 +79,7 @@ def test_the_session_late(session_devices):
 """
 
 
-def test_the_wider_devices_cannot_come_second(pytester):
+def test_wider_devices_cannot_be_asked_for_second(pytester):
     pytester.makepyfile(LATE)
     result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, errors=1)
@@ -104,7 +104,7 @@ def test_too_many(devices):
 """
 
 
-def test_a_fixture_of_the_suites_own(pytester):
+def test_own_fixture_with_fewer_devices_is_an_error(pytester):
     pytester.makepyfile(OWN_FIXTURE)
     result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, errors=1)
@@ -136,7 +136,7 @@ def test_three(devices):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "workers"), [("cuda", ()), ("simgpu", ("-n", "1"))])
-def test_devices_that_the_process_has(pytester, monkeypatch, kind, workers):
+def test_devices_of_the_environment_are_used(pytester, monkeypatch, kind, workers):
     monkeypatch.setenv("SIMGPU_DEVICE_COUNT", "2")
     monkeypatch.setenv("SIMGPU_DEVICE_MEMORY", "1GiB")
     if kind == "cuda":

@@ -38,7 +38,7 @@ DECORATED = {name: decorated(test) for name, test in TESTS.items()}
     is_property=st.booleans(),
     what=st.sampled_from(["--races", "--faults", "--schedules", "@pytest.mark.every_oom"]),
 )
-def test_an_async_test_is_refused_and_any_other_runs_in_it(name, is_decorated, is_property, what):
+def test_async_test_is_refused(name, is_decorated, is_property, what):
     """The call of an `async def` ends at once: in the wrapper it would pass, and nothing ran."""
     calls = []
 
