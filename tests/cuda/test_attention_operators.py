@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` is the operator that CUDA calls: for modes, counters and policies.
+"""`scaled_dot_product_attention` is the operator that CUDA calls: for modes and counters.
 
 Which one it is by the public queries, which test_attention_kernels.py compares with CUDA's rules.
 """
@@ -13,11 +13,6 @@ from hypothesis import strategies as st
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 from torch.utils.flop_counter import FlopCounterMode
 
 import simgpu
@@ -157,25 +152,6 @@ def test_counters_of_operations_know_the_operator(backend):
         with FlopCounterMode(display=False) as counter:
             out.sum().backward()
         assert counter.get_total_flops() == 2.5 * 16384
-
-
-@pytest.mark.parametrize("saved", [True, False])
-def test_checkpoint_policy_saves_the_output_of_attention(saved):
-    def policy(context, operator, *args, **kwargs):
-        chosen = saved and operator is aten._scaled_dot_product_efficient_attention.default
-        return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.PREFER_RECOMPUTE
-
-    def contexts():
-        return create_selective_checkpoint_contexts(policy)
-
-    with simgpu.as_cuda(1), simgpu.trace() as trace:
-        query = torch.ones(1, 2, 16, 8, device="cuda", requires_grad=True)
-        checkpoint(
-            lambda x: scaled_dot_product_attention(x, x.sin(), x).sin(),
-            query, use_reentrant=False, context_fn=contexts,
-        ).sum().backward()  # fmt: skip
-    calls = [record.op for record in trace].count(OPERATORS[EFFICIENT])
-    assert calls == (1 if saved else 2)
 
 
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu._pytest import pools
 from simgpu._pytest.options import Worker, add_options, read_options
-from simgpu._pytest.pools import describe, group_of
+from simgpu._pytest.pools import group_of
 
 
 @given(size=st.integers(1, 8), spare=st.integers(0, 8), workers=st.integers(1, 20))
@@ -45,15 +45,6 @@ def test_a_worker_may_have_any_name(name, number, count):
     reported = {"workerid": name if number is None else f"{name}{number}", "workercount": count}
     config = SimpleNamespace(option=parser.parse([]), workerinput=reported)
     assert read_options(config).worker == Worker((number or 0) % count, count)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
-def test_the_notice_is_only_about_sharing(workers):
-    text = describe(workers, 5, 2)
-    assert text.startswith(f"{workers} workers, each with 2 of them")
-    assert ("share one" in text) == (workers > 2)
-    most = max(group_of(Worker(index, workers), 5, 2).sharers for index in range(workers))
-    assert (f"1/{most} of its memory" in text) == (most > 1)
 
 
 FAKE_MACHINE = """

@@ -27,20 +27,6 @@ def test_variable_gives_a_process_its_devices(python, script):
     assert done.stdout.splitlines() == ["['x'] __main__ 5", "simgpu:1"]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("way", ["run", "variable"])
-def test_error_of_nested_devices_names_their_origin(python, way):
-    """And that is the last line, also while the interpreter ends."""
-    program = "-c", "import simgpu\nwith simgpu.devices(4):\n    pass"
-    if way == "run":
-        done = python("-m", "simgpu", "run", "--devices", 2, *program)
-    else:
-        done = python(*program, SIMGPU_DEVICE_COUNT="2")
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("simgpu.errors.DevicesActiveError: 2 simulated devices are active")
-    assert last.endswith("or start it without")
-
-
 CUDA_SCRIPT = """
 import subprocess, sys, torch
 from torch import nn
