@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
 from dataparallel import comm
+from tests.support import strategies
 from tests.support.observe import plain, values
 
 
@@ -84,3 +87,27 @@ def test_a_nested_buffer_reaches_every_replica(devices, cached):
     for grad in (False, False, True):
         with torch.set_grad_enabled(grad):
             assert plain(parallel(x)) == plain(x + 12)
+
+
+@given(data=st.data(), batched=st.integers(0, 7))
+def test_sum_of_one_batched_column_and_plain_ones(devices, data, batched):
+    """In the backward pass of a custom function, whose gradients are batched on one device only."""
+    targets = data.draw(strategies.device_lists(devices))
+    batched %= len(targets)
+
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            ones = torch.ones(2, dtype=grad.dtype)
+            rows = [[ones.to(to), ones.to(to)] for to in targets]
+            rows[batched] = [grad.to(targets[batched]), 2 * grad.to(targets[batched])]
+            return sum(comm.reduce_add_coalesced(rows, targets[0]))
+
+    x = torch.ones(2, dtype=torch.float64, device=targets[0], requires_grad=True)
+    seeds = values((3, 2), "float64", span=9).to(targets[0])
+    (found,) = torch.autograd.grad(Summed.apply(x), x, seeds, is_grads_batched=True)
+    assert plain(found) == plain(3 * seeds + 2 * (len(targets) - 1))

@@ -261,16 +261,6 @@ TRANSFERS = {
         ),
         lambda x, n: x + (n - 1),
     ),
-    "comm.*_coalesced of little that is transformed": (
-        lambda x, to: comm.reduce_add_coalesced(
-            [
-                *([torch.ones(x.shape, dtype=x.dtype, device=each)] * 2 for each in to[1:]),
-                [x.to(to[0]), 2 * x.to(to[0])],
-            ],
-            to[0],
-        ),
-        lambda x, n: (x + (n - 1), 2 * x + (n - 1)),
-    ),
     "comm.*_coalesced": (
         lambda x, to: comm.reduce_add_coalesced(
             [weighed(row) for row in comm.broadcast_coalesced([x, x], to)], to[0]
