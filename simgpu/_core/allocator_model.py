@@ -15,6 +15,7 @@ A device writes down what happened (`EventLog`); this follows it when it is aske
 
 from __future__ import annotations
 
+import copy
 import threading
 from bisect import bisect_left, insort
 from collections import deque
@@ -190,7 +191,8 @@ class CachingAllocator:
     Args:
         index: the device's ordinal; its first segment is at (index + 1) << 40.
         shrinks: whether a segment may be as small as what is left of the device, which is how a
-            device works that has less than one segment of a GPU; it then refuses nothing.
+            device works that has less than one segment of a GPU: it is full when its blocks fill
+            it, however they are scattered.
     """
 
     def __init__(self, index: int, shrinks: bool = False) -> None:
@@ -198,23 +200,23 @@ class CachingAllocator:
         self._used_count, self._used_bytes, self._requested_bytes = Amount(), Amount(), Amount()
         self._split_count, self._split_bytes = Amount(), Amount()
         self._segment_count, self._reserved_bytes = Amount(), Amount()
-        # What is active is in use, or waits for other streams after it was freed.
-        self._active_count, self._active_bytes = Amount(), Amount()
-        # By the names of torch.cuda.memory_stats.
+        # By the names of torch.cuda.memory_stats. What is active is in use, or waits for other
+        # streams after it was freed: until something does, one object counts both.
         self.amounts = {
             "allocation": self._used_count,
             "segment": self._segment_count,
-            "active": self._active_count,
+            "active": self._used_count,
             "inactive_split": self._split_count,
             "allocated_bytes": self._used_bytes,
             "reserved_bytes": self._reserved_bytes,
-            "active_bytes": self._active_bytes,
+            "active_bytes": self._used_bytes,
             "inactive_split_bytes": self._split_bytes,
             "requested_bytes": self._requested_bytes,
         }
+        self._has_waited = False
         # Of `memory_stats`, what was counted since the last reset.
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
-        self.reserved = 0  # bytes of all segments
+        self.reserved = self._taken = 0  # bytes of all segments, and of all blocks as asked for
         self._shrinks = shrinks
         self._index, self._next_address = index, (index + 1) << 40
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream
@@ -237,6 +239,9 @@ class CachingAllocator:
         size = size_of(token)
         if not size:
             return True
+        if self._shrinks and self._taken + size > limit:
+            self.retry()
+            return False
         if self._awaiting:
             self._free_awaited(self.busy)
         pool = self._pool(stream, size)
@@ -246,14 +251,15 @@ class CachingAllocator:
         if piece is None:
             return False
         self._cut(piece, size)
+        self._taken += size
         piece.token, self._pieces[token] = token, piece
         piece.requested_before, piece.requested = piece.requested, requested_by(token)
-        number, nbytes = pool.number, piece.size
+        number = pool.number
         self._used_count.change(number, 1)
-        self._used_bytes.change(number, nbytes)
-        self._active_count.change(number, 1)
-        self._active_bytes.change(number, nbytes)
+        self._used_bytes.change(number, piece.size)
         self._requested_bytes.change(number, piece.requested)
+        if self._has_waited:
+            self._change_active(Amount.change, piece, 1)
         return True
 
     def _pool(self, stream: int, size: int) -> Pool:
@@ -323,6 +329,11 @@ class CachingAllocator:
         piece = self._pieces.pop(token, None)
         if piece is None:
             return
+        if piece.users and not self._has_waited:
+            self._has_waited = True
+            for name, used in (("active", self._used_count), ("active_bytes", self._used_bytes)):
+                self.amounts[name] = copy.deepcopy(used)
+        self._taken -= size_of(token)
         pool = piece.segment.pool.number
         self._used_count.change(pool, -1)
         self._used_bytes.change(pool, -piece.size)
@@ -332,11 +343,15 @@ class CachingAllocator:
         else:
             self._make_free(piece)
 
-    def _make_free(self, piece: Piece) -> None:
+    def _change_active(self, change: Change, piece: Piece, sign: int) -> None:
         pool = piece.segment.pool.number
-        self._active_count.change(pool, -1)
-        self._active_bytes.change(pool, -piece.size)
-        self._requested_bytes.change(pool, -piece.requested)
+        change(self.amounts["active"], pool, sign)
+        change(self.amounts["active_bytes"], pool, sign * piece.size)
+
+    def _make_free(self, piece: Piece) -> None:
+        if self._has_waited:
+            self._change_active(Amount.change, piece, -1)
+        self._requested_bytes.change(piece.segment.pool.number, -piece.requested)
         self._join(piece, Amount.change)
 
     def _free_awaited(self, busy: Collection[int] = ()) -> None:
@@ -363,12 +378,13 @@ class CachingAllocator:
         piece = self._pieces.pop(token, None)
         if piece is None:
             return
+        self._taken -= size_of(token)
         pool = piece.segment.pool.number
-        for count in (self._used_count, self._active_count):
-            count.undo(pool, 1)
-        for nbytes in (self._used_bytes, self._active_bytes):
-            nbytes.undo(pool, piece.size)
+        self._used_count.undo(pool, 1)
+        self._used_bytes.undo(pool, piece.size)
         self._requested_bytes.undo(pool, piece.requested)
+        if self._has_waited:
+            self._change_active(Amount.undo, piece, 1)
         piece.requested = piece.requested_before
         self._join(piece, lambda amount, pool, by: amount.undo(pool, -by))
 
@@ -407,12 +423,12 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Reset every peak to its current value."""
-        for amount in self.amounts.values():
+        for amount in {*self.amounts.values()}:
             amount.reset_peak()
 
     def reset_totals(self) -> None:
         """Reset the accumulated counts to zero."""
-        for amount in self.amounts.values():
+        for amount in {*self.amounts.values()}:
             amount.reset_totals()
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
 

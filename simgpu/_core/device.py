@@ -113,7 +113,7 @@ class Device:
         *("_count_later", "_enough_for", "_follow_at", "_give_back", "_note", "_note_taken"),
         *("_number", "_pending_frees", "_place_of_stream", "_recorder", "_stream", "busy_until"),
         *("background_stream", "capacity", "confirm", "freed", "freed_count", "generator", "index"),
-        *("is_tiny", "limit", "log", "model", "number", "out_of_memory_count", "peak"),
+        *("limit", "log", "model", "number", "out_of_memory_count", "peak"),
         *("resident_threads", "taken", "taken_count", "torch_device"),
     )
 
@@ -132,8 +132,6 @@ class Device:
         self.confirm: Callable[[int], Device] | None = None
         self.model = model
         self.torch_device = torch.device(DEVICE_TYPE, index)
-        # Whether it has less than one segment of a GPU's: it is full when its tensors fill it.
-        self.is_tiny = capacity < LARGE_SEGMENT
         # The ledger: bytes and allocations taken and given back ever, and the most bytes at once.
         self.capacity = self.limit = capacity
         self.taken = self.freed = self.peak = 0
@@ -232,21 +230,10 @@ class Device:
         """Whether there is a block for `token` now, by the model of the allocator."""
         if requested_by(token) >= MOST:
             return False
-        if not self._fits(token):
-            self.placement().retry()
-            return False
         busy = self._busy_streams()
         if busy:
             self._note((None, busy))
-        if not self.log.place(token, stream):
-            return False
-        if not self._fits(token):  # by now
-            self.log.take_back(token)
-            return False
-        return True
-
-    def _fits(self, token: int) -> bool:
-        return not self.is_tiny or self.taken - self.freed + size_of(token) <= self.limit
+        return self.log.place(token, stream)
 
     def _busy_streams(self) -> list[int]:
         """Numbers of the streams that sleep."""
@@ -270,7 +257,7 @@ class Device:
         """
         reserved = self.log.reserved
         left = self.limit - reserved - BEGUN
-        asks = self.is_tiny or self._busy_streams()
+        asks = self.capacity < LARGE_SEGMENT or self._busy_streams()
         self._enough_for = -1 if asks else self.taken + left // 2
         self._follow_at = self.taken_count + _EVENTS_AT_ONCE
         self._stream = stream
