@@ -7,16 +7,16 @@ into the guard's table of virtual functions.
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from simgpu._core import hooks as core_hooks
 from simgpu._core import world
-from simgpu._core.hooks import Instrument
+from simgpu._core.hooks import WhileDevicesExist
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import empty
 from simgpu._native import accelerator_choice, guard_code
@@ -52,13 +52,6 @@ def let_guard_know(guard: Table) -> None:
         world.set_unchecked_current_device(outer)
 
 
-class _Devices(Instrument):
-    """Reports to C++ whether there are simulated devices, which then are its accelerator."""
-
-    def devices_changed(self, devices: Sequence[torch.device]) -> None:
-        accelerator_choice.set_devices_exist(bool(devices))
-
-
 def let_cpp_choose_accelerator(key: guard_code.ThreadKey) -> None:
     """On a build with CUDA, make simulated devices C++'s accelerator only while there are some.
 
@@ -68,7 +61,12 @@ def let_cpp_choose_accelerator(key: guard_code.ThreadKey) -> None:
         return
     accelerator_choice.set_devices_exist(True)
     world.let_cuda_be_there()
-    core_hooks.add(_Devices())
+    core_hooks.add(WhileDevicesExist(_be_accelerator))
+
+
+def _be_accelerator() -> Callable[[], None]:
+    accelerator_choice.set_devices_exist(True)
+    return partial(accelerator_choice.set_devices_exist, False)
 
 
 PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1
@@ -149,20 +147,5 @@ def let_hooks_allocate(hooks: Table) -> None:
         finally:
             put_back()
         if allocator.find_in(made.untyped_storage()):
-            core_hooks.add(_AnswerWhileThereAreDevices(hooks, position, give))
+            core_hooks.add(WhileDevicesExist(partial(hooks.replace, position, give)))
         return
-
-
-class _AnswerWhileThereAreDevices(Instrument):
-    """Makes the hooks return our allocator from when devices are created until they are removed."""
-
-    def __init__(self, hooks: Table, position: int, give: Any) -> None:
-        self._replace = functools.partial(hooks.replace, position, give)
-        self._put_back: Any = None
-
-    def devices_changed(self, devices: Sequence[torch.device]) -> None:
-        if devices and self._put_back is None:
-            self._put_back = self._replace()
-        elif not devices and self._put_back is not None:
-            self._put_back()
-            self._put_back = None

@@ -194,6 +194,21 @@ class Instrument:
         """There are these simulated devices from now on, or none any more."""
 
 
+class WhileDevicesExist(Instrument):
+    """Calls `begin` when there are devices, and what it has returned when there are none left."""
+
+    def __init__(self, begin: Callable[[], Callable[[], object]]) -> None:
+        self._begin = begin
+        self._end: Callable[[], object] | None = None
+
+    def devices_changed(self, devices: Sequence[torch.device]) -> None:
+        if devices and self._end is None:
+            self._end = self._begin()
+        elif not devices and self._end is not None:
+            self._end()
+            self._end = None
+
+
 _NAMES = tuple(name for name in vars(Instrument) if not name.startswith("_"))
 
 

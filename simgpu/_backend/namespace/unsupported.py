@@ -6,6 +6,7 @@ A call raises UnsupportedError, a NotImplementedError: of `torch.simgpu`, and of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,9 +70,8 @@ _CUDAS_OWN = frozenset(
     {"CUDAPluggableAllocator", "GreenContext", "export_dot", "export_graph_data"}
 )
 
-_found: dict[str, Callable[..., Any]] = {}
 
-
+@functools.cache
 def find(name: str) -> Callable[..., Any] | None:
     """`torch.simgpu.<name>`, where that is refused, or None."""
     refused = {
@@ -80,6 +80,4 @@ def find(name: str) -> Callable[..., Any] | None:
     stock = getattr(torch.cuda, name, None)
     if name not in refused - _CUDAS_OWN or stock is None:
         return None
-    if name not in _found:
-        _found[name] = refusal(f"torch.{DEVICE_TYPE}.{name}", stock)
-    return _found[name]
+    return refusal(f"torch.{DEVICE_TYPE}.{name}", stock)

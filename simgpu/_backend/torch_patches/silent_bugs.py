@@ -22,7 +22,7 @@ from torch import distributed
 from torch.nn.modules import module as nn_module
 
 from simgpu import errors
-from simgpu._core.hooks import Instrument, add, remove
+from simgpu._core.hooks import WhileDevicesExist, add, remove
 from simgpu._util.frames import calling_line, is_of_library, is_of_program, module_of
 from simgpu._util.naming import STRICT, variable_is_set
 from simgpu._util.patching import Patches, Table
@@ -228,26 +228,24 @@ def _warn_of_lost(writer: torch.nn.Module, name: str, lost: list[str]) -> None:
     )
 
 
-class _WhileDevicesExist(Instrument):
-    """Watches modules and files for as long as there are devices, if the process is strict."""
+def _begin_watching() -> Callable[[], None]:
+    """Watch modules and files, if the process is strict; returns what ends that."""
+    global _is_audited
+    if not variable_is_set(STRICT):
+        return lambda: None
+    handles = (
+        nn_module.register_module_forward_pre_hook(_before_forward),
+        nn_module.register_module_forward_hook(_after_forward),
+    )
+    if not _is_audited:
+        sys.addaudithook(_audit)
+        _is_audited = True
 
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
 
-    def devices_changed(self, devices: Any) -> None:
-        """Begin, or end."""
-        global _is_audited
-        while self._handles:
-            self._handles.pop().remove()
-        if not devices or not variable_is_set(STRICT):
-            return
-        self._handles = [
-            nn_module.register_module_forward_pre_hook(_before_forward),
-            nn_module.register_module_forward_hook(_after_forward),
-        ]
-        if not _is_audited:
-            sys.addaudithook(_audit)
-            _is_audited = True
+    return end
 
 
 @PATCHES.action(
@@ -255,6 +253,6 @@ class _WhileDevicesExist(Instrument):
     why="what a replica writes into itself is lost, and a file that several ranks write mixed",
 )
 def _watch(patches: Patches) -> None:
-    watcher = _WhileDevicesExist()
+    watcher = WhileDevicesExist(_begin_watching)
     add(watcher)
     patches.then(lambda: remove(watcher))

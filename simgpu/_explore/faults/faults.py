@@ -71,19 +71,17 @@ class Faults(Instrument):
 
     def __init__(
         self,
-        oom_at: int | None = None,
-        copy_at: int | None = None,
-        launch_at: int | None = None,
+        at: Mapping[str, int | None],
         lose: tuple[int | None, int] | None = None,
         flip: tuple[int, int, int] | None = None,
         slow: Mapping[int, float] | None = None,
         at_once: bool = False,
     ) -> None:
+        self._at = at  # the number that fails, of "allocation", "kernel" and "copy"
         self._at_once = at_once  # a device is lost by the call, and not where the kernel runs
         self.allocations = self.kernels = self.copies = 0
         self.fired: list[str] = []
         self.line = ""
-        self._oom_at, self._copy_at, self._launch_at = oom_at, copy_at, launch_at
         self._lose, self._flip, self._slow = lose, flip, slow or {}
         # Numbers for all threads together; what the device to lose has begun, and the one of the
         # bit to flip has finished.
@@ -117,7 +115,7 @@ class Faults(Instrument):
             return
         number = next(self._counts["allocation"])
         self.allocations = number + 1
-        if number == self._oom_at:
+        if number == self._at.get("allocation"):
             place = f"allocation {number}, of {nbytes} bytes on {DEVICE_TYPE}:{device.index}"
             self._note(place)
             world.device(device.index).out_of_memory_count += 1
@@ -136,7 +134,7 @@ class Faults(Instrument):
             self.copies = number + 1
         if self._lose is not None:
             self._lose_if_due(launch, *self._lose)
-        if number == (self._launch_at if launch.kind == "kernel" else self._copy_at):
+        if number == self._at.get(launch.kind):
             route = f"{launch.source} to {launch.target}"
             on = f"on {launch.device}" if launch.kind == "kernel" else f"from {route}"
             place = f"{launch.kind} {number}, {launch.op} {on}"
@@ -223,9 +221,7 @@ def faults(
         if value is not None:
             _check_number(name, value)
     injected = Faults(
-        oom_at,
-        copy_at,
-        launch_at,
+        {"allocation": oom_at, "copy": copy_at, "kernel": launch_at},
         None if lose is None else _located("lose=(device, k)", lose, 2),
         None if flip is None else _located("flip=(device, k, bit)", flip, 3),
         _factors({} if slow is None else slow),

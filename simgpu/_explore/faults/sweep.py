@@ -325,9 +325,8 @@ def _differs(left: dict[str, Any], expected: dict[str, Any]) -> str:
 
 def _failure(kind: Kind, number: int) -> Faults:
     if kind == "lose":
-        return Faults(lose=(None, number), at_once=True)
-    at: dict[str, Any] = {f"{kind}_at": number}
-    return Faults(**at)
+        return Faults({}, lose=(None, number), at_once=True)
+    return Faults({{"oom": "allocation", "copy": "copy", "launch": "kernel"}[kind]: number})
 
 
 def _passed_an_optimizer(error: BaseException) -> bool:

@@ -118,10 +118,6 @@ class _Work(NamedTuple):
     op: str
     place: str
 
-    def access(self, span: Span, writes: bool) -> Access:
-        """The access to these bytes that is part of it."""
-        return Access(self.queue, self.number, *span, writes, self.op, self.place)
-
 
 class Detector(Instrument):
     """Finds races; `found` gets a `Race` for each pair of lines, in the order of their second."""
@@ -178,7 +174,7 @@ class Detector(Instrument):
             for tensor in () if to_host or copied else dense(result):
                 span = span_of(tensor)
                 if span is not None and self._memory.at(span[0]) is None:
-                    self._made[span[0]] = work.access(span, True)
+                    self._made[span[0]] = Access(queue, number, *span, True, name, place)
             if host:
                 self._copy_of_host(launch, result, work)
             elif waits_for_values(op, launch.args, launch.kwargs):
@@ -220,7 +216,7 @@ class Detector(Instrument):
                 continue
             region = self._region_of_pinned(tensor) if is_used_later else self._pinned.at(span[0])
             if region is not None:
-                self._compare(region, work.access(span, to_host), work.clock)
+                self._compare(region, work, span, to_host)
         if is_used_later:
             self.host.begin()
         elif blocking or to_host:
@@ -242,10 +238,11 @@ class Detector(Instrument):
     def _touch(self, work: _Work, tensor: Tensor, writes: bool) -> None:
         span = span_of(tensor)
         if span is not None:
-            self._compare(self._memory.of(*span[:2]), work.access(span, writes), work.clock)
+            self._compare(self._memory.of(span[0], span[1]), work, span, writes)
 
-    def _compare(self, region: Region, access: Access, clock: Clock) -> None:
-        for other in region.add_access(access, clock):
+    def _compare(self, region: Region, work: _Work, span: Span, writes: bool) -> None:
+        access = Access(work.queue, work.number, *span, writes, work.op, work.place)
+        for other in region.add_access(access, work.clock):
             if share_bytes(other.span, access.span):
                 self._report(race_of(other, access))
 
@@ -270,9 +267,9 @@ class Detector(Instrument):
                 span = span_of(tensor) if tensor.is_cpu else None
                 region = None if span is None else self._pinned.at(span[0])
                 if region is not None and span is not None:
-                    clock = self._order.host
-                    work = _Work(HOST, clock, self._order.host_acts(), name, place)
-                    self._compare(region, work.access(span, writes), clock)
+                    number = self._order.host_acts()
+                    work = _Work(HOST, self._order.host, number, name, place)
+                    self._compare(region, work, span, writes)
 
     def backward_passed(self) -> None:
         """See what the host does again: PyTorch has taken away modes that began in the pass."""
@@ -319,8 +316,8 @@ class Detector(Instrument):
     def _check_reuse(self, owner: Queue, region: Region) -> None:
         """An allocation of a stream, which may get any memory that was given back there."""
         clock = self._order.clock(owner)  # with what the host knew: the launch has begun
-        work = _Work(owner, clock, clock.get(owner, 0), "an allocation", calling_line())
-        access = work.access((region.begin, region.end, None), True)
+        span, number = (region.begin, region.end, None), clock.get(owner, 0)
+        access = Access(owner, number, *span, True, "an allocation", calling_line())
         for other in self._freed_blocks.pop(owner):
             if clock.get(other.queue, 0) < other.number:
                 self._report(race_with_allocation(other, access))
