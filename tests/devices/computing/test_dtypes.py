@@ -165,19 +165,6 @@ def test_halves_have_no_histogram(devices):
         torch.histogram(torch.ones(3, device=devices[0]), 3)
 
 
-@given(
-    dtype=st.sampled_from([torch.bool, torch.complex64, torch.int32, torch.float32]),
-    values=st.lists(st.booleans(), min_size=1, max_size=4),
-)
-def test_scatter_adds_a_number(devices, dtype, values):
-    """By the other name of a sum, to what has no order too."""
-    x = torch.tensor(values).to(devices[0], dtype)
-    index = torch.zeros_like(x, dtype=torch.int64)
-    found = x.scatter(0, index, 1, reduce="add").cpu()
-    first = torch.tensor(values[0] + len(values)).to(dtype)
-    assert torch.equal(found, torch.cat([first.view(1), x[1:].cpu()]))
-
-
 @pytest.mark.parametrize("name", HALVES)
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_halves_are_computed_in_floats_and_rounded_once(devices, name, data, seed):

@@ -77,9 +77,3 @@ def test_complex_numbers_have_no_median(devices, count):
     x = torch.ones(count, dtype=torch.complex64, device=devices[-1])
     with pytest.raises(RuntimeError, match="Sort does not support complex dtypes"):
         x.median()
-
-
-def test_infinite_scalar_tensor_is_made(devices):
-    """It is what a scaled loss may be: no room is looked for."""
-    found = torch.scalar_tensor(float("inf"), device=devices[-1])
-    assert found.item() == float("inf")

@@ -118,18 +118,6 @@ def test_the_kernel_of_a_composite_is_named(devices, name):
     )
 
 
-@pytest.mark.devices(2, distinct=True)
-@pytest.mark.parametrize("name", ["div.Tensor", "div_.Tensor", "div.out", "floor_divide"])
-def test_a_sparse_tensor_is_divided_by_a_number_of_the_cpu(devices, name):
-    function, args, kwargs = CASES[f"Sparse {name}"]
-    leaves, spec = tree_flatten((args, kwargs))
-    places = [CPU if leaf is composites.NUMBER else devices[-1] for leaf in leaves]
-    args, kwargs = tree_unflatten(moved(leaves, places), spec)
-    quotient = composites.called(f"Sparse {name}", function)(*args, **kwargs)
-    assert quotient.device == devices[-1]
-    assert quotient.to_dense().tolist() == composites.DENSE.tolist()
-
-
 def _takes_two_tensors(op):
     types = [str(argument.type) for argument in op._schema.arguments]
     return sum("Tensor" in kind for kind in types) > 1 or "List[Tensor]" in types

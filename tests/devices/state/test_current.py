@@ -70,21 +70,3 @@ def test_blocks_put_the_device_back(devices, path):
     with pytest.raises(KeyError):
         deeper(path)
     assert module.current_device() == before
-
-
-@given(current=slots)
-def test_hooks_of_the_accelerator_name_its_devices(devices, current):
-    current = place(current, devices).index
-    module = torch.get_device_module(devices[0])
-    assert torch._C._accelerator_hooks_device_count() == module.device_count()
-    with module.device(current):
-        assert torch._C._accelerator_hooks_get_current_device() == current
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.accelerator, "empty_host_cache"), reason="this release has none"
-)
-def test_accelerator_empties_the_host_cache(devices):
-    pinned = torch.arange(3.0).pin_memory()
-    torch.accelerator.empty_host_cache()
-    assert plain(pinned.to(devices[0])) == [0, 1, 2]
