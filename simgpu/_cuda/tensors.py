@@ -222,21 +222,15 @@ def _normalizes_device(stock: Callable[..., Any]) -> Any:
     return staticmethod(lambda device: stock(named(device)))
 
 
-def _fake_device() -> property:
-    """Where a release keeps the device of a tensor without data as it was named: by our name."""
-
-    def set_(self: Any, device: torch.device) -> None:
-        self.__dict__["fake_device"] = named(device)
-
-    return property(lambda self: self.__dict__["fake_device"], set_)
-
-
 PATCHES.add(
     f"{_FAKE_TENSOR}.device", wrap=lambda stock: renamed(stock.fget), why="a program reads cuda:1"
 )
 PATCHES.add(
     f"{_FAKE_TENSOR}.fake_device",
-    value=_fake_device(),
+    value=property(
+        lambda self: self.__dict__["fake_device"],
+        lambda self, device: self.__dict__.update(fake_device=named(device)),
+    ),
     kept=hasattr(torch._subclasses.fake_tensor.FakeTensor, "_normalize_fake_device"),
     why="older releases keep the device as it was named, without asking for its proper name",
 )

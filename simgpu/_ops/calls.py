@@ -390,13 +390,9 @@ class Arguments:
     def _read_all(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], alias: Callable[[Tensor], Tensor]
     ) -> tuple[int, list[Any], dict[str, Any]]:
-        index, mixed, host_args = self._aliases(args, alias)
-        host_kwargs = kwargs
-        if kwargs:
-            found, strange, aliases = self._aliases(kwargs.values(), alias)
-            mixed = mixed or strange or (found >= 0 and found != index >= 0)
-            index = found if index < 0 else index
-            host_kwargs = dict(zip(kwargs, aliases, strict=True))
+        index, mixed, aliases = self._aliases((*args, *kwargs.values()), alias)
+        host_args = aliases[: len(args)]
+        host_kwargs = dict(zip(kwargs, aliases[len(args) :], strict=True))
         if mixed:
             moved = self._device_rules.with_numbers_moved(args, kwargs)
             if moved is not None:

@@ -65,22 +65,20 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             host_kwargs["generator"] = source
         outs = {name: kwargs[name] for name in schema.outputs}
         # An output without elements is computed elsewhere, and so has to be if it is read, too.
-        copied = empty = any(not out.numel() for out in tensors_in(*outs.values()))
-        copies = reader.read_copies(args, kwargs) if empty else None
-        try:
-            if copies is None:
-                hosts = _launched(chosen, index, host_args, host_kwargs, outs, empty)
-        except RuntimeError as error:
-            if not wants_to_resize(error):
-                raise
-            copied = True
-            copies = reader.read_copies(args, kwargs)
-            if copies is None:
-                hosts = _launched(chosen, index, host_args, host_kwargs, outs, copied, grow=True)
-        if copies is not None:
-            host_args, copied_kwargs = copies
-            hosts = {name: copied_kwargs[name] for name in outs}
-            launch(chosen, index, host_args, {**host_kwargs, **hosts}, about=ON_COPIES)
+        copied, grows = any(not out.numel() for out in tensors_in(*outs.values())), False
+        while True:
+            copies = reader.read_copies(args, kwargs) if copied else None
+            try:
+                if copies is None:
+                    hosts = _launched(chosen, index, host_args, host_kwargs, outs, copied, grows)
+                else:
+                    hosts = {name: copies[1][name] for name in outs}
+                    launch(chosen, index, copies[0], {**host_kwargs, **hosts}, about=ON_COPIES)
+                break
+            except RuntimeError as error:
+                if grows or not wants_to_resize(error):
+                    raise
+                copied = grows = True
         for name, value in outs.items():
             for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
                 write_back_output(out, host)
@@ -121,12 +119,12 @@ def _launched(
     host_kwargs: dict[str, Any],
     outs: dict[str, Any],
     copied: bool,
-    grow: bool = False,
+    grows: bool,
 ) -> dict[str, Any]:
     """Run an `out=` kernel, and return the host tensors that it has written to, by name.
 
     It writes to host aliases. A host tensor of the same shape and strides, whose memory can grow,
-    takes the place of an output without elements, and of all outputs with `grow`; `copied` says
+    takes the place of an output without elements, and of all outputs with `grows`; `copied` says
     whether there is such an output.
     """
     hosts = {}
@@ -134,7 +132,7 @@ def _launched(
         pairs = zip(_as_list(value), _as_list(host_kwargs[name]), strict=True)
         chosen = [
             alias
-            if out.numel() and not grow
+            if out.numel() and not grows
             else torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="cpu")
             for out, alias in pairs
         ]

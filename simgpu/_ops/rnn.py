@@ -78,21 +78,28 @@ class _Layout:
         return tree_unflatten(leaves, self._spec)  # type: ignore[no-any-return]
 
 
+def _computed(
+    kernel: Kernel, layout: _Layout, tensors: Sequence[Tensor], wanted: Sequence[bool]
+) -> tuple[list[Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The inputs on the host, the results there, and those of the device.
+
+    `wanted` says which inputs want a gradient.
+    """
+    index = tensors[0].get_device()
+    hosts = [host_alias(x).requires_grad_(wants) for x, wants in zip(tensors, wanted, strict=True)]
+    results = launch(kernel, index, (hosts, layout), {})
+    return hosts, results, tuple(adopt(_fresh(result), index) for result in results)
+
+
 class _Layer(torch.autograd.Function):
     """One layer, or a stack of layers without dropout between them."""
 
     @staticmethod
     def forward(ctx: Any, kernel: Kernel, layout: _Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
-        index = tensors[0].get_device()
-        hosts = [
-            host_alias(tensor).requires_grad_(wanted)
-            for tensor, wanted in zip(tensors, ctx.needs_input_grad[2:], strict=True)
-        ]
-        layout.graph = any(host.requires_grad for host in hosts)
-        results = launch(kernel, index, (hosts, layout), {})
-        owned = tuple(adopt(_fresh(result), index) for result in results)
+        layout.graph = any(ctx.needs_input_grad[2:])
+        hosts, results, owned = _computed(kernel, layout, tensors, ctx.needs_input_grad[2:])
         ctx.trains = layout.trains
-        ctx.kept = _Kept(index, hosts, results)
+        ctx.kept = _Kept(tensors[0].get_device(), hosts, results)
         ctx.save_for_backward(*tensors, *owned)
         ctx.set_materialize_grads(False)
         return owned
@@ -205,13 +212,8 @@ def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
             return _with_dropout(op, call)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in layout.tensors):
             return _Layer.apply(kernel, layout, *layout.tensors)  # type: ignore[no-untyped-call]
-        index = layout.tensors[0].get_device()
-        hosts = [
-            host_alias(tensor).requires_grad_(tensor.requires_grad) for tensor in layout.tensors
-        ]
-        return tuple(
-            adopt(_fresh(result), index) for result in launch(kernel, index, (hosts, layout), {})
-        )
+        wanted = [tensor.requires_grad for tensor in layout.tensors]
+        return _computed(kernel, layout, layout.tensors, wanted)[2]
 
     return run
 

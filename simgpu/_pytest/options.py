@@ -103,12 +103,6 @@ def add_options(parser: pytest.Parser) -> None:
         arguments = {**option.arguments, "help": option.arguments["help"] + also}
         add(f"--device-{name}", name, **arguments)
     add(
-        "--oversubscribe",
-        "oversubscribe",
-        action="store_true",
-        help="use the real GPU cuda:0 as N devices, to run multi-device tests on one GPU",
-    )
-    add(
         "--gpus-per-worker",
         "per_worker",
         type=int,
@@ -116,12 +110,15 @@ def add_options(parser: pytest.Parser) -> None:
         help="number of real GPUs for each worker of pytest-xdist (default: --device-count, or "
         f"{DEFAULT_SIZE})",
     )
-    add(
-        "--as-cuda",
-        "as_cuda",
-        action="store_true",
-        help="run a suite written for CUDA: its CUDA devices are simulated ones",
-    )
+    flags = {
+        "--oversubscribe": "use the real GPU cuda:0 as N devices, to run multi-device tests on one "
+        "GPU",
+        "--as-cuda": "run a suite written for CUDA: its CUDA devices are simulated ones",
+        "--races": "fail a test in which two streams, or a stream and the host, use the same "
+        "memory without synchronization",
+    }
+    for name, text in flags.items():
+        add(name, name[2:].replace("-", "_"), action="store_true", help=text)
     _add_exploring(add)
 
 
@@ -149,13 +146,6 @@ def _kind(text: str) -> str:
 
 def _add_exploring(add: Callable[..., None]) -> None:
     """The options that look for more in a test, or run it more than once."""
-    add(
-        "--races",
-        "races",
-        action="store_true",
-        help="fail a test in which two streams, or a stream and the host, use the same memory "
-        "without synchronization",
-    )
     add(
         "--faults",
         "faults",
