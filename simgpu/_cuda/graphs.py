@@ -215,7 +215,14 @@ class Recording(Capture):
     def stop(self) -> None:
         """Record no more, and undo what was computed meanwhile."""
         super().stop()
-        self._undo()
+        # Values and states are put back, the last ones taken first.
+        for tensor, values in reversed(self._before.values()):
+            copy_(HOST_KEYS, tensor, values)
+        for generator, state in self._generators.values():
+            generator.set_state(state)
+        self._before.clear()
+        self._generators.clear()
+        self._memory.clear()
 
     def before_launch(self, launch: Launch) -> None:
         super().before_launch(launch)
@@ -309,16 +316,6 @@ class Recording(Capture):
         if key not in self._before:
             # A tensor of its own: the kernel may make the given one grow.
             self._before[key] = _detach(HOST_KEYS, tensor), clone(HOST_KEYS, tensor)
-
-    def _undo(self) -> None:
-        """Give back values and states, the last ones taken first, and empty the graph's memory."""
-        for tensor, values in reversed(self._before.values()):
-            copy_(HOST_KEYS, tensor, values)
-        for generator, state in self._generators.values():
-            generator.set_state(state)
-        self._before.clear()
-        self._generators.clear()
-        self._memory.clear()
 
 
 _MODES = ("global", "thread_local", "relaxed")

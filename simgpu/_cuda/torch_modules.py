@@ -213,22 +213,14 @@ class _RuntimeLibrary:
         return _CudaError(0)
 
     @staticmethod
-    def cudaStreamDestroy(stream: int) -> int:
-        """Nothing to do: a stream is a number."""
-        return _CudaError(0)
-
-    @staticmethod
     def cudaDeviceSynchronize() -> int:
         """Wait for the current device."""
         world.synchronize(world.current_device())
         return _CudaError(0)
 
-    @staticmethod
-    def cudaProfilerStart() -> int:
-        """Do nothing: no profiler records."""
-        return _CudaError(0)
-
-    cudaProfilerStop = cudaProfilerStart
+    # Nothing to do: a stream is a number, and no profiler records.
+    cudaStreamDestroy = staticmethod(lambda stream: _CudaError(0))
+    cudaProfilerStart = cudaProfilerStop = staticmethod(lambda: _CudaError(0))
 
 
 _LIBRARY: Any = _RuntimeLibrary()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
 
 
 def autoload() -> None:
@@ -31,8 +30,12 @@ def _start() -> None:
     `import simgpu.errors` imports torch first, and so gets here. Such a module is imported as a
     second one, which then is the only one: an import returns the entry of `sys.modules`.
     """
-    modules = sys.modules.copy()  # other threads import, too
-    unfinished = {name: module for name, module in modules.items() if _is_unfinished(module)}
+    unfinished = {}
+    for name, module in sys.modules.copy().items():  # a copy: other threads import, too
+        spec = getattr(module, "__spec__", None)
+        ours = spec is not None and spec.name.startswith("simgpu.")
+        if ours and getattr(spec, "_initializing", False):
+            unfinished[name] = module
     for name in unfinished:
         del sys.modules[name]
     try:
@@ -42,13 +45,3 @@ def _start() -> None:
     finally:
         for name, module in unfinished.items():
             sys.modules.setdefault(name, module)
-
-
-def _is_unfinished(module: ModuleType) -> bool:
-    """Whether a module in the package simgpu is being imported."""
-    spec = getattr(module, "__spec__", None)
-    return (
-        spec is not None
-        and spec.name.startswith("simgpu.")
-        and getattr(spec, "_initializing", False)
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import signal
 import time
@@ -34,6 +35,8 @@ SAVE_EVERY = 0.5  # seconds
 # What hypothesis, and pytest with it, takes for a failure and for none.
 _FAILED = (Exception, SystemExit, GeneratorExit, pytest.fail.Exception)
 _SKIPPED = (pytest.skip.Exception, unittest.SkipTest)
+# What examples of one mistake have in common.
+_SAME = operator.attrgetter("property", "error", "location", "kind")
 
 
 class ExampleRecorder:
@@ -140,20 +143,14 @@ class ExampleRecorder:
         for part in failures.inner_errors(error) if error is not None else ():
             code = failures.reproduction_code(part)
             # A line may raise errors of several types, each with an example of its own.
-            raised = (self._property, type(part).__name__, failures.location(part))
-            kind = failures.kind_of(part)
+            name, line, kind = type(part).__name__, failures.location(part), failures.kind_of(part)
             for failure in self.tally.failures.values():
-                if code and (*raised, kind) == (
-                    failure.property,
-                    failure.error,
-                    failure.location,
-                    failure.kind,
-                ):
+                if code and _SAME(failure) == (self._property, name, line, kind):
                     failure.blob = code
         as_a_whole = isinstance(error, Exception) and not isinstance(error, _SKIPPED)
-        if error is not None and as_a_whole and not self._failing:
-            of_property = failures.of_property(self._property, error)
-            self.tally.failures[self._property] = of_property
+        if as_a_whole and not self._failing:
+            assert error is not None
+            self.tally.failures[self._property] = failures.of_property(self._property, error)
         if not isinstance(error, KeyboardInterrupt):
             self.tally.finished.add(self._property)
         try:

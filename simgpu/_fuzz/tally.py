@@ -85,10 +85,9 @@ class Tally:
         """Count one example's time; kept are the slowest, one of each property."""
         if len(self.slowest) == SLOWEST and example.seconds <= self.slowest[-1].seconds:
             return
-        others = [old for old in self.slowest if old.property != example.property]
-        same = [old for old in self.slowest if old.property == example.property]
-        slowest = max([*same, example], key=lambda one: one.seconds)
-        self.slowest = sorted([*others, slowest], key=lambda one: -one.seconds)[:SLOWEST]
+        every = sorted([*self.slowest, example], key=lambda one: one.seconds)
+        slowest = {one.property: one for one in every}  # the last one of each property
+        self.slowest = sorted(slowest.values(), key=lambda one: -one.seconds)[:SLOWEST]
 
     def add(self, other: Tally) -> None:
         """Take in what another process counted."""
