@@ -115,8 +115,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
     def name(self) -> str:
         return "nccl"
 
-    def _get_backend_name(self) -> str:
-        return "nccl"
+    _get_backend_name = name
 
     @property
     def options(self) -> Any:
@@ -146,13 +145,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
     def comm_split_count(self) -> int:
         return 0
 
-    @staticmethod
-    def _group_start() -> None:
-        """Calls are grouped as it is."""
-
-    @staticmethod
-    def _group_end() -> None:
-        """Calls are grouped as it is."""
+    _group_start = _group_end = staticmethod(lambda: None)  # calls are grouped as it is
 
     def abort(self) -> None:
         """Make this group's later calls fail."""

@@ -383,9 +383,9 @@ class ProcessTransport(Transport):
         """Exchange records of a call; returns whether that has carried it out, too."""
         record, data = record_of(call), self._gathered(call)
         if not self._has_room(SIZE):
-            self._compare(call, self._tell(record))
+            self._compare(call, self._through_sockets(record))
             return False
-        parts = self._tell_in_memory(record, data)
+        parts = self._through_memory(record, data)
         self._compare(call, [part[:SIZE] for part in parts])
         if data is None:
             return False
@@ -393,7 +393,7 @@ class ProcessTransport(Transport):
         if len(parts[0]) < end:
             if not self._has_room(end):
                 return False
-            parts = self._tell_in_memory(record, data)
+            parts = self._through_memory(record, data)
         found = [part[SIZE:end].view(data.dtype).view_as(data) for part in parts]
         call.write(call.combined(found))
         return True
@@ -402,10 +402,10 @@ class ProcessTransport(Transport):
         """Whether each rank can write so much where the others read it. All ranks ask at once."""
         if nbytes > self._asked:
             self._asked = -(-nbytes // _STEP) * _STEP
-            self._memory = share(self._asked, self._here, self._tell) or self._memory
+            self._memory = share(self._asked, self._here, self._through_sockets) or self._memory
         return self._memory is not None and nbytes <= self._memory.nbytes
 
-    def _tell_in_memory(self, record: Tensor, data: Tensor | None) -> list[Tensor]:
+    def _through_memory(self, record: Tensor, data: Tensor | None) -> list[Tensor]:
         """What all ranks write: their records, then their data, if these have room."""
         assert self._memory is not None, "it has room for a record"
         mine = self._memory.write()
@@ -415,8 +415,8 @@ class ProcessTransport(Transport):
         self._run(self._backend.barrier)
         return self._memory.read()
 
-    def _tell(self, mine: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which are as large as this one, through sockets."""
+    def _through_sockets(self, mine: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which are as large as this one."""
         records = list(mine.new_empty(self._count, *mine.shape).unbind())
         self._run(self._backend.allgather, [records], [mine])
         return records
@@ -537,10 +537,10 @@ class ProcessTransport(Transport):
         call.write(call.combined(outs, segment=here))
 
     def _agree_on_splits(self, call: Call, awaited: list[int], sent: list[int]) -> None:
-        tables = self._tell(torch.tensor([sent, awaited], device="cpu"))
+        tables = self._through_sockets(torch.tensor([sent, awaited], device="cpu"))
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
-            asked = [read_record(record) for record in self._tell(record_of(call))]
+            asked = [read_record(record) for record in self._through_sockets(record_of(call))]
             agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:

@@ -1,9 +1,8 @@
 """What the caller of a collective waits for: `Pending` for one call, `Work` for C++ and Python.
 
-The output of an asynchronous call is poisoned until somebody waits: a program that reads it before,
-which on CUDA sees old values or half of the new ones, sees NaN here. It lands where `wait()` or
-`is_completed()` says that it is there, where its future is asked for, or where the device is
-synchronized.
+The output of an asynchronous call holds NaN until the program waits: one that reads it before sees
+old values on CUDA, or half of the new ones. `wait()`, `is_completed()` that is true, the future of
+the call and a synchronization of the device copy the results into the output.
 """
 
 from __future__ import annotations
@@ -316,8 +315,8 @@ def _references(keep: set[Any]) -> list[tuple[Any, int]]:
     return [(each, sys.getrefcount(each)) for each in list(keep)]
 
 
-# Those to what a set alone has. Which of them there are is a matter of how Python runs the above.
-_OF_NOBODY = _references({object()})[0][1]
+# As many as an object has that only a set refers to; it depends on how Python runs the above.
+_IN_A_SET = _references({object()})[0][1]
 
 
 def drop_unused(keep: set[Work]) -> None:
@@ -326,14 +325,14 @@ def drop_unused(keep: set[Work]) -> None:
     By that they would keep memory of the device.
     """
     for work, references in _references(keep):
-        if work.is_complete() and references <= _OF_NOBODY and not held_by_cpp(work):
+        if work.is_complete() and references <= _IN_A_SET and not held_by_cpp(work):
             keep.discard(work)
 
 
 def keep_alive_with_outputs(keep: set[Work]) -> None:
-    """Keep no more of a group that ends, whose works lead to all of them by this.
+    """Drop the Works of a group that ends: each of them refers to all by this set.
 
-    What C++ can still wait for lives as long as its outputs, for which it would wait.
+    A Work that C++ can still wait for lives as long as its outputs.
     """
     for work in list(keep):
         if held_by_cpp(work):

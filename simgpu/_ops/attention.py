@@ -8,7 +8,7 @@ kernel is in `attention_kernels`.
 Which kernel takes a call depends on dtypes, shapes, strides and mask, on what a program allows
 (`torch.nn.attention.sdpa_kernel`), on the model of the device and on the release of PyTorch. A
 kernel asks its rules one after another, and warns in PyTorch's words of the first that refuses. No
-kernel is said to take nested tensors.
+kernel takes nested tensors here.
 
 Source: aten/src/ATen/native/transformers/attention.cpp, cuda/sdp_utils.cpp and sdp_utils_cpp.h of
 PyTorch.
@@ -47,10 +47,10 @@ CUDNN = SDPBackend.CUDNN_ATTENTION.value
 _LARGEST = 256  # head size of flash attention
 _LARGEST_OF_CUDNN = 128
 # Since 2.14, efficient attention shares the heads of keys between queries, and every kernel shares
-# a single one, also where nobody asks for it (enable_gqa).
+# a single one, also where the call does not ask for it (enable_gqa).
 _SHARES_HEADS = SINCE_2_14
 _ASKS_FOR_ALIGNED = SINCE_2_14  # before, such a call failed in the kernel
-# Three dimensions are a batch of one; before, kernels were chosen for four dimensions alone.
+# Three dimensions are a batch of one; before, kernels were chosen only for four dimensions.
 _FUSES_THREE_DIMENSIONS = SINCE_2_14
 # Before 2.12, cuDNN took any dropout_p: a recording of an H200 shows it of 2.11.
 _ROUNDS_DROPOUT = TorchVersion(torch.__version__) < "2.12"

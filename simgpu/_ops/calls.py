@@ -149,7 +149,7 @@ def schema_of(op: torch._ops.OpOverload) -> Schema:
     return Schema(op)
 
 
-# On which devices tensors of one call may lie, and the errors that CUDA raises otherwise.
+# On which devices tensors of one call may be, and the errors that CUDA raises otherwise.
 #
 # All tensors of one operation are on one device. A CPU tensor may take part only where it has no
 # dimensions, and never as something that is written to. The errors have the words of the CUDA

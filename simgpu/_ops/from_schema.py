@@ -83,7 +83,7 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
                 write_back_output(out, host)
         if copied:
-            tell_of_tensors(chosen, index, reader, args, kwargs)
+            report_copied(chosen, index, reader, args, kwargs)
         results = tuple(outs.values())
         return results[0] if len(results) == 1 else results
 
@@ -146,7 +146,7 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def tell_of_tensors(
+def report_copied(
     kernel: Kernel, index: int, reader: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Report to instruments a call that was computed on copies, and is in its tensors now."""
@@ -320,7 +320,7 @@ _CPU = torch.device("cpu")
 
 
 def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
-    """Operators that make a tensor: on the device asked for, or where the input lies."""
+    """Operators that make a tensor: on the device asked for, or that of the input."""
     takes_tensors = bool(schema_of(kernel.op).tensors)
 
     def run(
@@ -395,7 +395,7 @@ def mutating_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             host_args[0] = host_alias(args[0]).clone()
             result = launch(kernel, index, host_args, host_kwargs, about=ON_COPIES)
             write_back_output(args[0], host_args[0])
-            tell_of_tensors(kernel, index, reader, args, kwargs)
+            report_copied(kernel, index, reader, args, kwargs)
         return pick(result, args, kwargs, index)
 
     return run

@@ -28,11 +28,11 @@ _NO_OPTIONS: dict[str, Any] = {}
 
 
 def _drawing_new(
-    _: torch._ops.OpOverload, name: str, arguments: int = 0, usual: torch.dtype | None = None
+    _: torch._ops.OpOverload, name: str, usual: torch.dtype | None = None
 ) -> PythonKernel:
     """The kernel of a new tensor that is filled by `name`: `rand`, `randn`, `randint`.
 
-    The first `arguments` of the call go to `name`; the size follows them. Without a dtype it is
+    The size is the last argument of the call; those before it go to `name`. Without a dtype it is
     `usual`, where None is PyTorch's default. PyTorch does the same in two calls, of which each
     would have to find its way here.
     """
@@ -47,9 +47,7 @@ def _drawing_new(
         device: torch.device | None = None,
         pin_memory: bool | None = None,
     ) -> Tensor:
-        filled_by, size = args[:arguments], args[arguments]
-        if len(args) > arguments + 1:
-            generator = args[arguments + 1]
+        *filled_by, size = args
         check_not_wanted(pin_memory)
         if dtype is None:
             dtype = usual or torch.get_default_dtype()
@@ -196,7 +194,7 @@ def sobol(arguments: dict[str, Any]) -> None:
 row("rand[.generator]", make=partial(_drawing_new, name="uniform_"))
 row(
     "randint.low[_generator]",
-    make=partial(_drawing_new, name="random_.from", arguments=2, usual=torch.int64),
+    make=partial(_drawing_new, name="random_.from", usual=torch.int64),
 )
 row("randn[.generator]", make=partial(_drawing_new, name="normal_"))
 row("randperm", dtypes=_randperm)

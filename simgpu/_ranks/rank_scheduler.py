@@ -212,7 +212,7 @@ class RankScheduler:
         ]
         if self.stopped is not None or not (self._waiting or others):
             return False
-        self.stopped = self._why_nobody_can()
+        self.stopped = self._reason_to_stop()
         for task in others:
             task.interrupt, task.until = copy.copy(self.stopped), None
         return True
@@ -228,7 +228,7 @@ class RankScheduler:
         self._failed_at = now if self._failed_at is None else self._failed_at
         return now - self._failed_at >= stalls.LONG and self._stop()
 
-    def _why_nobody_can(self) -> BaseException:
+    def _reason_to_stop(self) -> BaseException:
         waiting: dict[int, str] = {}
         for rank, what in self._waiting.values():
             waiting[rank] = f"{waiting[rank]} and for {what}" if rank in waiting else what

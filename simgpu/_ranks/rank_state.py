@@ -176,11 +176,17 @@ def _setting(read: Callable[[], Any], write: Callable[[Any], object]) -> Slot:
     return Slot(read_if_set, write_other)
 
 
-def _switch(name: str, setter: str | None = None) -> list[Slot]:
-    """A setting with a getter and a setter in C++; none in releases of PyTorch without it."""
-    read = getattr(torch._C, f"_get_{name}", None)
-    write = getattr(torch._C, setter or f"_set_{name}", None)
-    return [] if read is None or write is None else [_setting(read, write)]
+def _switches(*names: str) -> Iterator[Slot]:
+    """Settings with a getter and a setter in C++; none in releases of PyTorch without it.
+
+    Of kernels of attention, the setter has another name than the getter.
+    """
+    for name in names:
+        kernel = name.removesuffix("_sdp_enabled")
+        setter = f"_set_{name}" if kernel == name else f"_set_sdp_use_{kernel}"
+        read, write = getattr(torch._C, f"_get_{name}", None), getattr(torch._C, setter, None)
+        if read is not None and write is not None:
+            yield _setting(read, write)
 
 
 def _exchanged(owner: Any, name: str, usual: Any) -> Slot:
@@ -215,12 +221,11 @@ def _of_torch(module: Any) -> Iterator[Slot]:
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda both: torch._C.set_anomaly_enabled(*both),
     )
-    yield from _switch("deterministic_fill_uninitialized_memory")
+    yield from _switches("deterministic_fill_uninitialized_memory")
     # How precise float32 is: by the older names, which set the newer ones too, and by the newer
     # ones, from the most general one on, since others follow it. Whether cuBLAS may use TF32 is no
     # setting of its own: to set it would make "high" of a precision that is "medium".
-    yield from _switch("float32_matmul_precision")
-    yield from _switch("cudnn_allow_tf32")
+    yield from _switches("float32_matmul_precision", "cudnn_allow_tf32")
     if hasattr(torch._C, "_get_fp32_precision_getter"):
         get, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
         kinds = [
@@ -228,15 +233,13 @@ def _of_torch(module: Any) -> Iterator[Slot]:
         ]
         for names in (("generic", "all"), *kinds):
             yield _setting(partial(get, *names), partial(write, *names))
-    for name in ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic"):
-        yield from _switch(name)
-    yield from _switch("mkldnn_enabled")
-    yield from _switch("mkldnn_deterministic")
-    # Which kernels of attention are allowed, and which is asked first.
-    for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable"):
-        yield from _switch(f"{name}_sdp_enabled", f"_set_sdp_use_{name}")
-    yield from _switch("math_sdp_allow_fp16_bf16_reduction")
-    yield from _switch("sdp_priority_order")
+    yield from _switches(
+        *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic"),
+        *("mkldnn_enabled", "mkldnn_deterministic"),
+        # Which kernels of attention are allowed, and which is asked first.
+        *(f"{name}_sdp_enabled" for name in ("flash", "mem_efficient", "math", "cudnn")),
+        *("overrideable_sdp_enabled", "math_sdp_allow_fp16_bf16_reduction", "sdp_priority_order"),
+    )
     yield _setting(comm.current, comm.set_current)
 
 
