@@ -174,21 +174,16 @@ def test_call_of_an_ended_group_raises(end, how, count, used):
     assert simgpu.ranks(count, use) == [[total, total]] * count
 
 
-def main_of_a_script(rank):
-    dist.init_process_group("nccl")
-    x = torch.ones(1, device="cuda")
-    dist.all_reduce(x)
-    dist.destroy_process_group()
-    return x.item()
-
-
 @few
 @given(count=strategies.world_sizes(), first=st.booleans(), seed=schedules)
 def test_second_default_group_needs_the_end_of_the_first(count, first, seed):
     def main(rank):
         if first:
             dist.destroy_process_group()
-        return main_of_a_script(rank)
+        dist.init_process_group("nccl")
+        x = torch.ones(1, device="cuda")
+        dist.all_reduce(x)
+        return x.item()
 
     if first:
         assert simgpu.ranks(count, main, schedule=seed) == [count] * count

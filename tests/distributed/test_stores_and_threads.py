@@ -53,7 +53,7 @@ QUESTIONS = {
 @few
 @given(
     name=st.sampled_from(sorted(QUESTIONS)),
-    asking=st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True),
+    asking=st.integers(0, 1),
     seed=schedules,
 )
 def test_polling_rank_lets_the_answering_one_run(name, asking, seed):
@@ -61,17 +61,13 @@ def test_polling_rank_lets_the_answering_one_run(name, asking, seed):
 
     def run(rank):
         store = default_store()
-        if rank == 2:
+        if rank == 1:
             store.set("enough", str(store.num_keys() + 9))
         dist.barrier(device_ids=[rank])
-        asks_now = rank in asking if name != "compare_set" else rank == asking[0]
-        if asks_now:
-            until(asks, store)
-        elif rank not in asking:
-            answers(store)
+        until(asks, store) if rank == asking else answers(store)
         return rank
 
-    assert simgpu.ranks(3, run, schedule=seed) == [0, 1, 2]
+    assert simgpu.ranks(2, run, schedule=seed) == [0, 1]
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -27,11 +27,11 @@ def _context():
 
 
 def run(count, function, *arguments, backend="nccl", timeout=60.0, bound=False, debug="OFF"):
-    """What `function(rank, *arguments)` returned or raised on each rank, in order.
+    """What `function(rank, *arguments)` returned on each rank, in order; raises what a rank raised.
 
     With `bound`, `init_process_group` is given its device. `debug` names a `dist.DebugLevel`.
 
-    A rank that raised has an `Exception` in its place, one that ended by itself None.
+    A rank that ended by itself has None in its place.
     """
     context = _context()
     with tempfile.TemporaryDirectory() as folder:
@@ -50,6 +50,9 @@ def run(count, function, *arguments, backend="nccl", timeout=60.0, bound=False, 
         for process, _ in started:
             process.join(30)
             process.close()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
     return results
 
 

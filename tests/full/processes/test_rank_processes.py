@@ -20,26 +20,18 @@ from tests.support import rank_cases, rank_processes
 pytestmark = pytest.mark.filterwarnings("ignore:barrier")
 
 
-def results(count, function, *arguments, **named):
-    found = rank_processes.run(count, function, *arguments, **named)
-    for result in found:
-        if isinstance(result, Exception):
-            raise result
-    return found
-
-
 @pytest.mark.parametrize(("count", "dtype"), [(3, torch.float32), (2, torch.int32)])
 def test_collectives_match_their_definition_in_processes(count, dtype):
-    results(count, rank_cases.every_collective, (3, 2), dtype, 1)
+    rank_processes.run(count, rank_cases.every_collective, (3, 2), dtype, 1)
 
 
 @pytest.mark.parametrize("backed", [True, False])
 def test_sparse_tensors_are_summed_by_gloo(backed):
-    results(2, rank_cases.sparse_sum, 4, 2, 1, backed, backend="gloo")
+    rank_processes.run(2, rank_cases.sparse_sum, 4, 2, 1, backed, backend="gloo")
 
 
 def test_differing_ranks_all_raise():
-    for reported in results(2, rank_cases.every_mistake):
+    for reported in rank_processes.run(2, rank_cases.every_mistake):
         for name, text in reported.items():
             assert text.startswith("CollectiveMismatchError"), (name, text)
             assert "rank 0" in text, text
@@ -50,7 +42,7 @@ def test_differing_ranks_all_raise():
 @pytest.mark.parametrize(("count", "leaver", "calls"), [(2, 1, 0), (3, 0, 1), (3, 2, 2)])
 def test_ended_rank_is_named_at_once(count, leaver, calls):
     """Long before the timeout of the group, which is a minute here; also by who follows it."""
-    for rank, text in enumerate(results(count, rank_cases.left, leaver, calls)):
+    for rank, text in enumerate(rank_processes.run(count, rank_cases.left, leaver, calls)):
         if rank == leaver:
             continue
         assert text.startswith(f"RankLostError: call {calls + 1} of group '0', broadcast"), text
@@ -60,7 +52,7 @@ def test_ended_rank_is_named_at_once(count, leaver, calls):
 
 
 def test_missing_rank_is_reported_after_the_timeout():
-    text, _ = results(2, rank_cases.late, timeout=0.5)
+    text, _ = rank_processes.run(2, rank_cases.late, timeout=0.5)
     assert text.startswith("CollectiveTimeoutError: call 1 of group '0'"), text
     assert "all_reduce float32 (3,) SUM at " in text
     assert "rank_cases.py:" in text
@@ -73,7 +65,9 @@ def test_missing_rank_is_reported_after_the_timeout():
 def test_a_group_is_split_into_groups_of_its_kind(first, second, level):
     if level == "DETAIL" and torch.__version__ < (2, 12):
         return  # PyTorch's wrapper has no split there
-    found = results(3, rank_cases.parts_of_a_group, first, second, bound=True, debug=level)
+    found = rank_processes.run(
+        3, rank_cases.parts_of_a_group, first, second, bound=True, debug=level
+    )
     for text in found:
         assert text == "Cannot use ReduceOp.BOR with NCCL"
 
@@ -193,5 +187,5 @@ def test_new_group_is_watched_while_others_are_collected(dying):
 
 
 def test_call_of_a_group_aborted_by_its_backend_raises():
-    for text in results(2, rank_cases.aborted_by_backend):
+    for text in rank_processes.run(2, rank_cases.aborted_by_backend):
         assert "was aborted" in text
