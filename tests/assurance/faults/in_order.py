@@ -94,10 +94,10 @@ EVENTS = "test_replay_records_and_waits_as_the_program"
 STATES = "test_states_that_are_set_in_a_capture_are_set_in_each_replay"
 
 GRAPHS = [
-    fault("a capture is executed too", "Recording._undo", drop_call("copy_"), REPLAYS),
+    fault("a capture is executed too", "Recording.stop", drop_call("copy_"), REPLAYS),
     fault(
         "generators stay where a capture left them",
-        "Recording._undo",
+        "Recording.stop",
         drop_call("set_state"),
         REPLAYS,
     ),
