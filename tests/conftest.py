@@ -45,6 +45,17 @@ def pytest_runtest_logfinish():
         gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _covered_gpus():
+    """On a machine with GPUs, `as_cuda` covers them as with `force`: tests mean simulated ones."""
+    import torch
+
+    if torch.cuda.is_available():
+        from simgpu._devices import block
+
+        block._check_no_cuda = lambda force: None
+
+
 @pytest.fixture
 def simulated():
     """Simulated devices whatever the session runs on: for what only a simulator can show."""

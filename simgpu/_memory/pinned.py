@@ -55,7 +55,7 @@ def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
         at = self.data_ptr() if registered else 0
         if any(begin <= at < begin + nbytes for begin, nbytes in registered.items()):
             return True
-        if not world.gpus_have_tensors():
+        if not world.may_be_cuda():
             return False
         with world.taken(CUDA):  # whose allocator may have made it
             return bool(_stock_is_pinned(_STOCK_KEYS, self, None))

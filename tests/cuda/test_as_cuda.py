@@ -264,6 +264,7 @@ def test_blocks_do_not_nest(cuda):
     assert torch.ones(1, device="cuda:3").device == cuda[3]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the suite covers GPUs everywhere")
 def test_real_cuda_is_replaced_only_by_force(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
