@@ -190,9 +190,9 @@ def _dense(values: Tensor) -> Tensor:
     return _laid_out(values.new_empty(values.shape), values)
 
 
-def _in_rows(values: Tensor, multiple: int) -> Tensor:
-    """`values` with zeros after each row, up to a multiple of so many elements."""
-    return _dense(torch.constant_pad_nd(values, [0, -values.shape[-1] % multiple]))
+def _in_rows(values: Tensor, multiple: int, after: float = 0.0) -> Tensor:
+    """`values` with others after each row, up to a multiple of so many elements."""
+    return _dense(torch.constant_pad_nd(values, [0, -values.shape[-1] % multiple], after))
 
 
 # Checks, and the seed and offset of dropout
@@ -581,7 +581,7 @@ def _efficient(call: _Call) -> tuple[Any, ...]:
         for number, found in enumerate(each):
             sums[number, :, : found.shape[1]] = found
     if call.compute_log_sumexp:
-        sums = _in_rows(sums, _LSE_ALIGNMENT)
+        sums = _in_rows(sums, _LSE_ALIGNMENT, math.inf)
     else:
         sums = sums.new_empty((*sums.shape[:-1], 0))
     return _dense(out), sums, *kernel.drawn.tensors(), *lengths

@@ -85,6 +85,18 @@ def type_of(tensor: Tensor) -> str:
     return f"{'CPU' if tensor.is_cpu else DEVICE_TYPE}{name_of(tensor.dtype)}Type"
 
 
+def check_cudnn_dtype(dtype: torch.dtype, refusal: str) -> None:
+    """Raise as cuDNN does if it does not compute with a dtype.
+
+    Args:
+        refusal: the error for integers, as which cuDNN can at least describe a tensor.
+    """
+    if dtype in (torch.int8, torch.uint8, torch.int32):
+        raise RuntimeError(refusal)
+    if not dtype.is_floating_point:
+        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {name_of(dtype)}")
+
+
 def no_kernel(kernel: str, dtype: torch.dtype) -> NotImplementedError:
     """The error of a CUDA kernel that was not compiled for a dtype."""
     return NotImplementedError(_NO_KERNEL.format(kernel, name_of(dtype)))

@@ -18,7 +18,7 @@ import torch
 
 from simgpu._core.launch import HOST_KEYS
 from simgpu._ops.calls import DeviceRules, overload
-from simgpu._ops.dtypes import HALF_DTYPES, name_of, no_kernel
+from simgpu._ops.dtypes import HALF_DTYPES, check_cudnn_dtype, name_of, no_kernel
 from simgpu._ops.from_schema import Call, computed, computed_by_name
 from simgpu._ops.rules import expect, refuse
 from simgpu._ops.table import HostCode, Keys, row
@@ -120,12 +120,12 @@ def _statistics(
 
 
 def _backward(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
-    """`native_batch_norm_backward`: with what was kept in the dtype that the host wants."""
-    grad, input, weight, mean, var, *kept, training, eps, mask = args
+    """`[native_]batch_norm_backward`: with what was kept in the dtype that the host wants."""
+    (grad, input, weight, mean, var, *kept), (training, _, mask, *_) = args[:7], args[7:]
     running = [x for x in (mean, var) if x is not None]
     if weight is None or not _are_mixed(input, (weight,), running):
         kept = _as_host(input, weight, *kept)
-        return stock(keys, *args[:5], *kept, training, eps, mask, **outputs)
+        return stock(keys, *args[:5], *kept, *args[7:], **outputs)
     if mask[0] and (training or mask[1] or mask[2]) and not _has_channels_last(input):
         raise RuntimeError(
             f"Expected running_mean to have type {name_of(weight.dtype)} but got "
@@ -133,7 +133,7 @@ def _backward(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
         )
     with torch._C.DisableTorchFunction():
         wide = [None if x is None else x.to(_kept_in(input)) for x in (weight, mean, var)]
-        grads = stock(keys, grad, input, *wide, *kept, training, eps, mask, **outputs)
+        grads = stock(keys, grad, input, *wide, *kept, *args[7:], **outputs)
         dtypes = (input.dtype, weight.dtype, weight.dtype)
         pairs = zip(grads, dtypes, strict=True)
         return tuple(None if each is None else each.to(dtype) for each, dtype in pairs)
@@ -173,16 +173,20 @@ def _has_channels_last(input: Tensor) -> bool:
     return input.is_contiguous() and input.stride(1) == 1
 
 
+def _cudnn_norm(arguments: dict[str, Any]) -> None:
+    """cuDNN takes images with weight and bias; kernels of CUDA's own name themselves in errors."""
+    input, *affine = (arguments[name] for name in ("input", "weight", "bias"))
+    if input.dim() > 2 and input.numel() and all(each is not None for each in affine):
+        check_cudnn_dtype(input.dtype, f"TensorDescriptor does not support {name_of(input.dtype)}")
+
+
 _FORWARD = (
     *("_batch_norm_with_update", "_native_batch_norm_legit"),
     *("_native_batch_norm_legit_no_training", "native_batch_norm"),
 )
-row(*_FORWARD, host=_forward, checks=(_batch_norm,))
-row("native_batch_norm_backward", host=_backward, checks=(_batch_norm,))
-row(
-    *("_batch_norm_no_update", "batch_norm_backward", "batch_norm_update_stats"),
-    checks=(_batch_norm,),
-)
+row(*_FORWARD, host=_forward, checks=(_batch_norm, _cudnn_norm))
+row("[native_]batch_norm_backward", host=_backward, checks=(_batch_norm,))
+row("_batch_norm_no_update", "batch_norm_update_stats", checks=(_batch_norm,))
 
 
 # Layer and group norms

@@ -9,7 +9,15 @@ import torch
 
 from simgpu._core.launch import Kernel
 from simgpu._ops.calls import Arguments
-from simgpu._ops.dtypes import AND_COMPLEX, HALF_DTYPES, Only, name_of, no_kernel, type_of
+from simgpu._ops.dtypes import (
+    AND_COMPLEX,
+    HALF_DTYPES,
+    Only,
+    check_cudnn_dtype,
+    name_of,
+    no_kernel,
+    type_of,
+)
 from simgpu._ops.from_schema import Call, computed_by_name, functional_kernel, out_kernel
 from simgpu._ops.rules import refuse
 from simgpu._ops.table import HostCode, Keys, PythonKernel, row
@@ -18,16 +26,17 @@ from simgpu._util.naming import visible_text
 Tensor = torch.Tensor
 
 
-def _product(stock: HostCode, keys: Keys, first: Tensor, second: Tensor, **kwargs: Any) -> Tensor:
-    """A matrix product, whose sums begin at 0 on a GPU: none is -0.
+def _mm(stock: HostCode, keys: Keys, first: Tensor, second: Tensor, **kwargs: Any) -> Tensor:
+    """A product of matrices, none of which is -0: cuBLAS adds products of these dtypes to 0.
 
-    The CPU's sums do so too, unless they have one product only.
+    It does not in float64 or in batches, as the CPU where a sum has one product only.
     """
     result: Tensor = stock(keys, first, second, **kwargs)
-    return result if first.shape[-1] != 1 else result.add_(0)
+    adds = first.shape[-1] == 1 and first.dtype != torch.float64
+    return result.add_(0) if adds else result
 
 
-row("mm", "bmm", host=_product)
+row("mm", host=_mm)
 row("addmm[_]", "addbmm[_]", "mm", "_addmm_activation", dtypes=Only(AND_COMPLEX, "addmm_cuda"))
 row("addmv[_]", "mv", dtypes=Only(AND_COMPLEX, "addmv_impl_cuda"))
 row("baddbmm[_]", "bmm", dtypes=Only(AND_COMPLEX, "baddbmm_cuda"))
@@ -103,6 +112,30 @@ def _is_column_major(matrix: Tensor) -> bool:
     return not matrix.is_contiguous() and down == 1 and along >= rows
 
 
+def _saturated(
+    stock: HostCode,
+    keys: Keys,
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *rest: Any,
+    **outputs: Tensor,
+) -> Tensor:
+    """A product of float8, whose largest number cuBLAS writes for results that are larger."""
+    call = (self, mat2, scale_a, scale_b, bias, scale_result)
+    dtype = outputs["out"].dtype if outputs else out_dtype or self.dtype
+    if dtype.itemsize > 1 or scale_result is not None:
+        return stock(keys, *call, out_dtype, *rest, **outputs)  # type: ignore[no-any-return]
+    most = torch.finfo(dtype).max
+    wide = {name: torch.empty_like(out, dtype=torch.float32) for name, out in outputs.items()}
+    result = stock(keys, *call, torch.float32, *rest, **wide).clamp_(-most, most).to(dtype)
+    return outputs["out"].copy_(result) if outputs else result
+
+
 def _scaled_mm(
     self: Tensor,
     mat2: Tensor,
@@ -150,7 +183,8 @@ def int8_weights(arguments: dict[str, Any]) -> None:
 
 row("vdot", dtypes=_vdot, wrong_on_meta=True)
 row("_int_mm", checks=(int8_product,))
-row("_scaled_mm", "_scaled_mm_v2", checks=(scaled_product,), dtypes=_scaled_mm)
+row("_scaled_mm", host=_saturated, checks=(scaled_product,), dtypes=_scaled_mm)
+row("_scaled_mm_v2", checks=(scaled_product,), dtypes=_scaled_mm)
 row("_weight_int8pack_mm", checks=(int8_weights,))
 
 
@@ -244,12 +278,7 @@ def _convolution(input: Tensor, weight: Tensor, **_: Any) -> None:
     if input.dtype != weight.dtype:
         found = (visible_text(type_of(tensor)) for tensor in (input, weight))
         raise RuntimeError("Input type ({}) and weight type ({}) should be the same".format(*found))
-    if input.dtype in (torch.int8, torch.uint8, torch.int32):
-        raise RuntimeError("GET was unable to find an engine to execute this computation")
-    if not input.is_floating_point():
-        raise RuntimeError(
-            f"getCudnnDataTypeFromScalarType() not supported for {name_of(input.dtype)}"
-        )
+    check_cudnn_dtype(input.dtype, "GET was unable to find an engine to execute this computation")
 
 
 def slow_conv_backward(arguments: dict[str, Any]) -> None:

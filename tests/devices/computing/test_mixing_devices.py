@@ -90,7 +90,7 @@ def test_loss_with_a_cpu_target_raises(devices):
 
 @given(
     slot=st.integers(0, 7),
-    ones=st.integers(1, 3),
+    ones=st.integers(1, 2),  # with more, the shape of an output is what CUDA refuses first
     combine=st.sampled_from((torch.add, torch.mul, torch.Tensor.add_, torch.maximum, torch.mm)),
 )
 def test_cpu_tensor_with_dimensions_is_no_scalar(devices, slot, ones, combine):
