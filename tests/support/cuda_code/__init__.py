@@ -10,6 +10,7 @@ recording.
 | `allocator.py` | figures and layout of the caching allocator at each step of random programs |
 | `offsets.py` | how far each random operator moves the generator |
 | `random_values.py` | the values that each random operator draws, bit for bit (on GPUs only) |
+| `values.py` | results and gradients of the operator database (on GPUs only) |
 | `operators.py` | calls of PyTorch's operator database: refusals, words, dtypes, shapes, strides |
 | `two_devices.py` | operators with tensors of two devices: what is accepted, words, devices |
 | `api.py` | the words of torch.cuda, and of errors that its functions raise |
@@ -19,6 +20,6 @@ recording.
 """
 
 SUBJECTS = (
-    *("allocator", "offsets", "random_values", "operators"),
+    *("allocator", "offsets", "random_values", "values", "operators"),
     *("two_devices", "api", "sharing", "distributed"),
 )

@@ -30,13 +30,13 @@ def database():
     return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in op_db}
 
 
-def samples(op, dtype):
+def samples(op, dtype, requires_grad=False):
     """The first samples of an operator for a dtype, on the CPU; none where it has none."""
     torch.manual_seed(0)
     try:
         with warnings.catch_warnings(), _without_search_for_test():
             warnings.simplefilter("ignore")
-            inputs = op.sample_inputs("cpu", dtype, requires_grad=False)
+            inputs = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
             return list(itertools.islice(inputs, SAMPLES))
     except Exception:  # made for the dtypes of the operator, and asked here for all
         return []
