@@ -1,7 +1,8 @@
 """Copies that `cache_parameters=True` keeps: whatever is done to the module, they are up to date.
 
 Also where no version counter tells of it. `test_plan_reuse` does many things in a row; here each
-thing that only the kept copies could miss is done by itself.
+thing that only the kept copies could miss is done by itself. Of parameters and buffers, only what
+has changed is sent again: bytes between devices, which only simulated ones count.
 """
 
 import contextlib
@@ -13,8 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import dataparallel
+import simgpu
 from dataparallel._devices import CPU
 from dataparallel._replication.parameter_cache import refreshed
 from dataparallel._transfer.buckets import lay_out
@@ -24,22 +27,24 @@ from tests.support.training import few
 
 
 class Normed(nn.Module):
-    """A layer, its statistics with or without a count of batches, and a buffer of its own."""
+    """Layers, their statistics with or without a count of batches, and buffers of its own."""
 
     def __init__(self, counts: bool = False) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3, dtype=torch.float64)
         self.norm = nn.BatchNorm1d(3, momentum=1.0, dtype=torch.float64)
+        self.other = nn.BatchNorm1d(3, dtype=torch.float64)
         if not counts:
-            self.norm.num_batches_tracked = None
+            self.norm.num_batches_tracked = self.other.num_batches_tracked = None
         self.register_buffer("shift", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("whole", torch.zeros(5, dtype=torch.int64))
         with torch.no_grad():
             for k, parameter in enumerate(self.parameters()):
                 parameter.copy_(values(tuple(parameter.shape), "float64", k, span=3))
         self.eval()
 
     def forward(self, x):
-        return self.norm(self.layer(x) + self.shift)
+        return self.other(self.norm(self.layer(x) + self.shift))
 
 
 class Stepping(torch.optim.Optimizer):
@@ -74,18 +79,18 @@ def step_without_a_version(net, parallel, x):
 def collect_statistics(net, parallel, x, grad=False):
     """Through the replicas, the first of which writes the module's own."""
     versions = [buffer._version for buffer in net.buffers()]
-    net.train()
+    net.norm.train()
     with torch.set_grad_enabled(grad):
         parallel(x + 1)
-    net.eval()
+    net.norm.eval()
     assert [buffer._version for buffer in net.buffers()] == versions
 
 
 def collect_counted_statistics(net, parallel, x):
     """Past the replicas; only the count of batches has another version."""
-    net.train()
+    net.norm.train()
     net(x + 1)
-    net.eval()
+    net.norm.eval()
 
 
 def load(net, parallel, x, assign=False):
@@ -141,6 +146,10 @@ def move_replicas(net, parallel, x):
     parallel.device_ids = [parallel.device_ids[0]] * len(parallel.device_ids)
 
 
+def exchange_replicas(net, parallel, x):
+    parallel.device_ids = [parallel.device_ids[0], *parallel.device_ids[:0:-1]]
+
+
 # What is done between two calls: with the module, the DataParallel that keeps, and a batch.
 DONE: dict[str, Callable[..., None]] = {
     "nothing": lambda net, parallel, x: None,
@@ -157,8 +166,31 @@ DONE: dict[str, Callable[..., None]] = {
     "another module": exchange_module,
     "another module that says it is the same": exchange_alike,
     "in place": lambda net, parallel, x: net.layer.weight.add_(1),
-    "other devices": move_replicas,
+    "in place, two": lambda net, *args: (net.layer.bias.add_(1), net.norm.weight.add_(1)),
+    "in place, often": lambda net, *args: [net.layer.weight.add_(1) for _ in range(300)],
+    "in place, a statistic": lambda net, parallel, x: net.norm.running_var.add_(1),
+    "in place, a buffer": lambda net, parallel, x: net.shift.add_(1),
+    "a frozen layer": lambda net, parallel, x: net.layer.requires_grad_(False),
+    "devices at home": move_replicas,
+    "devices in another order": exchange_replicas,
     "fewer replicas": lambda net, parallel, x: parallel(x[:1]),
+}
+EVERYTHING = ("",)
+OF_NORM = ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+# What the call after some of them sends: how the names begin.
+SENT = {
+    "nothing": (),
+    "a step that moves no version": EVERYTHING,
+    "statistics without grad mode": OF_NORM,
+    "statistics with a count": OF_NORM,
+    "other data": ("layer.weight", "shift", "whole"),
+    "in place": ("layer.weight",),
+    "in place, two": ("layer.bias", "norm.weight"),
+    "in place, often": ("layer.weight",),
+    "in place, a statistic": OF_NORM,
+    "in place, a buffer": ("shift", "whole"),
+    "a frozen layer": EVERYTHING,
+    "devices in another order": EVERYTHING,
 }
 
 WITHOUT_GRAD = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -192,6 +224,58 @@ def test_kept_copies_follow(devices, name, data, modes, seed):
         check(parallel, x)
     with torch.no_grad():
         check(parallel, x)
+
+
+def bytes_sent(parallel, x, mode=torch.no_grad):
+    """Between devices, besides the chunks of the input and the outputs."""
+    with mode(), simgpu.trace() as trace:
+        parallel(x)
+    moved = len(x) - -(-len(x) // len(parallel.device_ids))
+    return trace.bytes_copied() - moved * (3 + 3) * 8
+
+
+@pytest.mark.parametrize("name", SENT)
+@few
+@given(data=st.data(), mode=st.sampled_from((torch.no_grad, torch.inference_mode)))
+def test_only_changed_tensors_are_sent(simulated, name, data, mode):
+    targets = data.draw(strategies.device_lists(simulated, min_size=3, max_size=4))
+    net = Normed(counts="count" in name).to(targets[0])
+    parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
+    x = batch(0, targets[0], 2 * len(targets))
+
+    def expected(names):
+        some = [t.nbytes for key, t in net.state_dict().items() if key.startswith(names)]
+        return (len(targets) - 1) * sum(some)
+
+    assert bytes_sent(parallel, x, mode) == expected(EVERYTHING)
+    with torch.no_grad():
+        DONE[name](net, parallel, x)
+    assert bytes_sent(parallel, x, mode) == expected(SENT[name])
+    assert bytes_sent(parallel, x, mode) == 0
+
+
+def test_steps_are_counted_once(simulated):
+    """However many calls keep copies, optimizers are watched by one of them."""
+    counts = []
+    for _ in range(2):
+        net = Normed().to(simulated[0])
+        parallel = dataparallel.DataParallel(net, simulated[:2], cache_parameters=True)
+        bytes_sent(parallel, batch(0, simulated[0]))
+        counts.append(len(_global_optimizer_post_hooks))
+    assert counts[0] == counts[1] > 0
+
+
+@few
+@given(data=st.data(), fewer=st.integers(1, 3))
+def test_fewer_replicas_need_nothing_and_all_of_them_all(simulated, data, fewer):
+    """Copies on devices that a call does not use are lost with it."""
+    targets = data.draw(strategies.device_lists(simulated, min_size=4, max_size=4))
+    net = Normed().to(targets[0])
+    parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
+    x = batch(0, targets[0], 8)
+    bytes_sent(parallel, x)
+    assert bytes_sent(parallel, x[:fewer]) == 0
+    assert bytes_sent(parallel, x) == 0
 
 
 @few
