@@ -17,8 +17,6 @@ def give_up(*_):
 
 
 MISSING = "test_only_missing_parts_are_reported"
-PATHS = "test_a_step_is_reported_if_no_path_leads_to_it"
-REUSE = "test_memory_is_used_again_once_all_its_readers_are_known_to_be"
 BY_HAND = "test_any_program_takes_the_time_worked_out_by_hand"
 
 RACES = [
