@@ -245,3 +245,15 @@ def test_backward_pass_refuses_tensors_of_another_call(name, spoiled):
         tensors[spoiled] = tensors[spoiled].narrow(length, 0, 2)
         with pytest.raises((RuntimeError, IndexError)):
             backward(*tensors)
+
+
+@given(length=st.integers(1, 70), heads=st.integers(1, 2))
+def test_efficient_attention_keeps_infinity_behind_each_row(length, heads):
+    """Rows of the logsumexp are padded to whole blocks of 32, as an H100 was seen to do."""
+    with simgpu.devices(1):
+        query = torch.zeros(1, heads, length, 4, device="simgpu")
+        call = aten._scaled_dot_product_efficient_attention
+        sums = call(query, query, query, None, compute_log_sumexp=True)[1].cpu()
+    assert sums.shape == (1, heads, (length + 31) // 32 * 32)
+    assert sums[..., :length].isfinite().all()
+    assert (sums[..., length:] == float("inf")).all()

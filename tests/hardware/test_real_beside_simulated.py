@@ -217,6 +217,17 @@ def test_tensors_travel_between_both_kinds_unchanged(shape, dtype, places):
             assert torch.equal(copied.cpu(), start)
 
 
+@needs_cuda
+@given(shape=st.lists(st.integers(1, 3), max_size=3), gpu_first=st.booleans(), pinned=st.booleans())
+def test_host_memory_beside_gpus_is_pinned_where_asked(shape, gpu_first, pinned):
+    """CUDA's allocator makes it, whether or not a GPU has had a tensor."""
+    if gpu_first:
+        torch.ones(1, device="cuda")
+    with simgpu.devices(2):
+        assert torch.empty(shape, pin_memory=pinned).is_pinned() == pinned
+        assert torch.empty(shape).pin_memory().is_pinned()
+
+
 # Makes a tensor of three numbers on the device of `like`.
 FACTORIES = {
     "arange": lambda like: torch.arange(3.0, device=like.device),

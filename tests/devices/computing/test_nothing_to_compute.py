@@ -77,3 +77,10 @@ def test_complex_numbers_have_no_median(devices, count):
     x = torch.ones(count, dtype=torch.complex64, device=devices[-1])
     with pytest.raises(RuntimeError, match="Sort does not support complex dtypes"):
         x.median()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_gradient_of_no_pairs_is_zero_in_any_dtype(devices, dtype):
+    x = torch.ones(1, 3, device=devices[-1], dtype=dtype)
+    none = torch.empty(0, device=devices[-1], dtype=dtype)
+    assert torch.ops.aten._pdist_backward(none, x, 2.0, none).tolist() == [[0.0] * 3]

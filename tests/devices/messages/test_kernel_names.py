@@ -182,3 +182,22 @@ def test_a_refusal_names_the_kernel_of_cuda(devices, name):
         call(x)
     kernel = name.partition(",")[0]
     assert str(caught.value).startswith(f'"{kernel}" not implemented for')
+
+
+@pytest.mark.usefixtures("words_of_newer_cuda")
+@pytest.mark.parametrize(
+    ("shape", "library"),
+    [
+        ((129, 129), "cusolver"),
+        ((1, 17, 17), "cusolver"),
+        ((2, 3), "magma_batched"),
+        ((17, 16, 16), "cublas"),
+        ((17, 17, 17), "magma_batched"),
+        ((4, 4, 128, 128), "cublas"),
+        ((2, 129, 129), "magma_batched"),
+    ],
+)
+def test_lu_factor_is_refused_by_the_library_for_its_sizes(devices, shape, library):
+    x = torch.ones(shape, device=devices[-1], dtype=torch.int64)
+    with pytest.raises(NotImplementedError, match=f'^"lu_factor_{library}" not implemented for'):
+        torch.linalg.lu(x)
