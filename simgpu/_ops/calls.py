@@ -373,7 +373,10 @@ class Arguments:
                 alias = SharedStorageAliases()
             return self._read_all(args, kwargs, alias)
         except DeviceMismatchError:  # of a tensor on a GPU, perhaps, without its words
-            self._device_rules.device_of_mixed_tensors(args, kwargs)
+            try:
+                self._device_rules.device_of_mixed_tensors(args, kwargs)
+            except DeviceMismatchError as error:
+                raise error from None  # a traceback shows it once
             raise
 
     def read_copies(
