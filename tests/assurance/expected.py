@@ -6,6 +6,7 @@ A test that is in no entry has to pass, and one that is in an entry has to fail.
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """Tests that fail for one reason: names with parameters, or patterns of names without."""
+    """Tests that fail for one reason: names or patterns of names, with parameters or without."""
 
     reason: str
     tests: tuple[str, ...]
@@ -66,8 +67,13 @@ class Comparison:
 
 
 def _matches(test: str, patterns: Iterable[str]) -> bool:
+    """Within parameters, "*" is all that a pattern may have."""
     base = test.partition("[")[0]
-    return any(pattern == test or fnmatch.fnmatchcase(base, pattern) for pattern in patterns)
+    for pattern in patterns:
+        whole = re.escape(pattern).replace(r"\*", ".*")
+        if fnmatch.fnmatchcase(base, pattern) or re.fullmatch(whole, test):
+            return True
+    return False
 
 
 def read(path: Path) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""A fixture of tests that hold words of CUDA's kernels."""
+"""Fixtures that skip tests on GPUs that cannot have what they are about."""
 
 import pytest
 import torch
@@ -13,3 +13,10 @@ def words_of_newer_cuda(devices):
     """
     if devices[0].type == "cuda" and TorchVersion(torch.__version__) < "2.13":
         pytest.skip("these words were compared with CUDA of torch 2.13 and newer")
+
+
+@pytest.fixture
+def float8_products(devices):
+    """Skip on GPUs without tensor cores for float8."""
+    if devices[0].type == "cuda" and torch.cuda.get_device_capability(devices[0]) < (8, 9):
+        pytest.skip("needs a GPU that multiplies float8")

@@ -99,6 +99,7 @@ def compare(names, machine, limit=50):
     for name in names:
         recording = record(name, machine)
         if not recording["cases"]:
+            print(f"{name}, {machine.model}: no cases, since they do not depend on the model")
             continue
         found = recordings.replay_on_simulated(recording, entries)
         known = sum(found.reasons.values())

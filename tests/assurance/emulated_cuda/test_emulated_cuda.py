@@ -10,6 +10,7 @@ import pytest
 
 from tests.assurance.emulated_cuda import build, stubs
 from tests.assurance.emulated_cuda.environment import MODELS, ROOT, Machine
+from tests.assurance.expected import Entry
 
 HEADER = """
 /* int cublasOld(int a); */
@@ -192,3 +193,10 @@ if __name__ == "__main__":
 @needs_cuda_build
 def test_processes_share_memory_by_handles(printed):
     assert printed(SHARE, devices=2) == ["cuda:1", [7.0, 7.0, 7.0]]
+
+
+def test_entry_matches_parameters_and_names():
+    entry = Entry("a reason", ("a.py::test[Nested *", "b.py::test_*", "C.test_[13]d"))
+    matching = ["a.py::test[Nested add]", "b.py::test_it[1]", "C.test_1d"]
+    other = ["a.py::test[add]", "a.py::test", "b.py::other", "C.test_2d"]
+    assert [test for test in matching + other if entry.means(test)] == matching

@@ -136,6 +136,7 @@ BIASES = {
 }
 
 
+@pytest.mark.usefixtures("float8_products")
 @given(
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
     out=st.sampled_from(sorted(BIASES, key=str)),
@@ -144,8 +145,6 @@ BIASES = {
 @example(dtype=torch.float16, out=torch.bfloat16)
 @example(dtype=torch.float32, out=torch.bfloat16)
 def test_float8_bias_has_a_dtype_of_cublas(devices, dtype, out):
-    if devices[0].type == "cuda" and torch.cuda.get_device_capability(devices[0]) < (8, 9):
-        pytest.skip("needs a GPU that multiplies float8")
     x = torch.ones(16, 16, device=devices[0]).to(torch.float8_e4m3fn)
     one = torch.ones((), device=devices[0])
     bias = torch.ones(16, device=devices[0], dtype=dtype)
@@ -160,6 +159,7 @@ def test_float8_bias_has_a_dtype_of_cublas(devices, dtype, out):
         product()
 
 
+@pytest.mark.usefixtures("float8_products")
 @given(rows=SIZES, inner=SIZES, columns=SIZES)
 def test_float8_products_have_the_sizes_of_cublas(devices, rows, inner, columns):
     left = torch.ones(rows, inner, device=devices[0]).to(torch.float8_e4m3fn)
@@ -184,6 +184,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.usefixtures("float8_products")
 @pytest.mark.parametrize("second", LAYOUTS)
 @given(
     first=st.sampled_from(sorted(LAYOUTS)),

@@ -101,12 +101,10 @@ FLOAT8 = (
 )
 
 
-@pytest.mark.usefixtures("words_of_newer_cuda")
+@pytest.mark.usefixtures("words_of_newer_cuda", "float8_products")
 @given(pair=st.tuples(st.sampled_from(FLOAT8), st.sampled_from(FLOAT8)), out=st.booleans())
 def test_float8_dtypes_without_a_cublas_product_raise(devices, pair, out):
     device = devices[0]
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        pytest.skip("needs a GPU that multiplies float8")
     one = torch.ones((), device=device)
     a, b = (torch.ones(16, 16, device=device).to(dtype) for dtype in pair)
     options = {"out_dtype": torch.bfloat16}
@@ -126,6 +124,7 @@ def test_float8_dtypes_without_a_cublas_product_raise(devices, pair, out):
         torch._scaled_mm(a, b.t(), one, one, **options)
 
 
+@pytest.mark.usefixtures("float8_products")
 @given(
     dtype=st.sampled_from(FLOAT8[:2]),
     number=st.sampled_from([1.0, 16.0, -400.0]),
@@ -134,8 +133,6 @@ def test_float8_dtypes_without_a_cublas_product_raise(devices, pair, out):
 def test_product_in_float8_saturates(devices, dtype, number, out):
     """Not to infinity or NaN, as a conversion does: cuBLAS writes the largest number."""
     device = devices[0]
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        pytest.skip("needs a GPU that multiplies float8")
     one = torch.ones((), device=device)
     a = torch.full((16, 16), number, device=device).to(torch.float8_e4m3fn)
     b = torch.full((16, 16), 400.0, device=device).to(torch.float8_e4m3fn).t()
