@@ -111,6 +111,12 @@ def _add_replay(commands: Any) -> None:
 
 
 def _add_devices_and_database(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--as-cuda",
+        action="store_true",
+        help="for tests that name CUDA: their CUDA devices are simulated ones, as many as the "
+        "largest number of --devices",
+    )
     for name, of in (
         ("--devices", "simulated devices"),
         ("--ranks", "ranks, for tests that use simgpu.ranks"),
@@ -167,6 +173,7 @@ def start_replay(options: argparse.Namespace) -> int:
             options.database,
             options.ranks,
             options.schedules,
+            options.as_cuda,
         )
     from simgpu._pytest import repeats
 
@@ -178,4 +185,4 @@ def start_replay(options: argparse.Namespace) -> int:
             "simgpu.schedule(replay=TOKEN)"
         )
         return 4
-    return sessions.replay_schedule(name, token, options.devices)
+    return sessions.replay_schedule(name, token, options.devices, options.as_cuda)

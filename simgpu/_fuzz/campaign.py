@@ -103,6 +103,8 @@ class CampaignOptions:
     keyword: str | None = None
     schedules: bool = False
     """Whether each example draws the order of its threads too."""
+    as_cuda: bool = False
+    """Whether the devices answer to the name cuda."""
 
 
 def run_campaign(options: CampaignOptions) -> int:
@@ -157,6 +159,7 @@ class Campaign:
             options.jobs,
             options.examples,
             ranks=options.ranks,
+            as_cuda=options.as_cuda,
         )
 
     def run(self) -> int:
@@ -218,6 +221,7 @@ class Campaign:
             "tests": list(self.options.paths),
             "keyword": self.options.keyword,
             "schedules": self.options.schedules,
+            "as_cuda": self.options.as_cuda,
             "torch": importlib.metadata.version("torch"),
             "hypothesis": importlib.metadata.version("hypothesis"),
         }
@@ -246,4 +250,7 @@ def _print_summary(tally: Tally, details: dict[str, Any], path: Path) -> None:
     print(f"\n{', '.join(words)}; report: {path}")
     for failure in report.as_json(tally, details)["failures"]:
         print(f"\n{failure['property']}: {failure['error']} at {failure['location']}")
-        print(f"    {failure['example']}\n    {failure['command']}")
+        message = report.beginning(failure["message"])
+        print(f"    {message}\n    {failure['example']}\n    {failure['command']}")
+        if not details["as_cuda"] and "Torch not compiled with CUDA enabled" in failure["message"]:
+            print("    A test that names CUDA needs the option --as-cuda.")

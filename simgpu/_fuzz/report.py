@@ -70,7 +70,7 @@ def replay_command(failure: Failure, run: dict[str, Any]) -> str:
     low, high = run["devices"]
     words = ["python", "-m", "simgpu", "replay", failure.property]
     words += [failure.blob] if failure.blob else ["--database", run["database"]]
-    words += ["--schedules"] if run.get("schedules") else []
+    words += [f"--{name}" for name in ("as-cuda", "schedules") if run.get(name.replace("-", "_"))]
     words += ["--devices", f"{low}..{high}"]
     if run.get("ranks", [1, 8]) != [1, 8]:
         words += ["--ranks", "{}..{}".format(*run["ranks"])]
@@ -106,8 +106,18 @@ def as_json(tally: Tally, run: dict[str, Any]) -> dict[str, Any]:
 
 def first_line(text: str) -> str:
     """Return what a folded text shows."""
-    line = text.strip().partition("\n")[0]
-    return line if len(line) <= 150 else line[:150] + "\N{HORIZONTAL ELLIPSIS}"
+    return shortened(text.strip().partition("\n")[0], 150)
+
+
+def shortened(line: str, most: int) -> str:
+    """Return a line, or its first `most` characters."""
+    return line if len(line) <= most else line[:most] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def beginning(message: str) -> str:
+    """Return what the command line shows of the text of an error: its first two lines."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return shortened(" ".join(lines[:2]) or "(no message)", 300)
 
 
 def as_html(tally: Tally, run: dict[str, Any]) -> str:

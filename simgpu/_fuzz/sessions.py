@@ -73,6 +73,8 @@ class SessionSettings:
     """The fewest and the most ranks of a world."""
     blob: str | None = None
     """The code of the one example to run again."""
+    as_cuda: bool = False
+    """Whether the devices answer to the name cuda."""
     kept_alone: bool = False
     """Whether nothing but what the database keeps is run."""
 
@@ -107,16 +109,18 @@ _NO_TESTS = 5  # what pytest ends with where nothing was left to run; it need no
 
 def pytest_command(settings: SessionSettings, arguments: Sequence[str]) -> list[str]:
     """Return the command of a pytest session with the plugin; `settings` has its environment."""
-    return [*_pytest(settings.folder, settings.devices), "-p", PLUGIN, *arguments]
+    own = _pytest(settings.folder, settings.devices, settings.as_cuda)
+    return [*own, "-p", PLUGIN, *arguments]
 
 
-def _pytest(folder: str, devices: tuple[int, int]) -> list[str]:
+def _pytest(folder: str, devices: tuple[int, int], as_cuda: bool) -> list[str]:
     """pytest on simulated devices, with a cache of its own.
 
     It may not go without one: a suite's `addopts` may have an option of the cache, such as --ff.
     They may also shut our plugin out (-p no:simgpu), as PYTEST_DISABLE_PLUGIN_AUTOLOAD does.
     """
     words = [sys.executable, "-m", "pytest", "-p", "simgpu", "--devices", "simgpu"]
+    words += ["--as-cuda"] if as_cuda else []
     return [*words, "--device-count", str(devices[1]), "-o", f"cache_dir={Path(folder) / 'cache'}"]
 
 
@@ -130,10 +134,10 @@ def _status_of(words: Sequence[str], environment: Mapping[str, str]) -> int:
                 continue
 
 
-def replay_schedule(name: str, token: str, devices: tuple[int, int]) -> int:
+def replay_schedule(name: str, token: str, devices: tuple[int, int], as_cuda: bool) -> int:
     """Run the test `name` under the schedule of `token`; returns pytest's exit status."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [*_pytest(folder, devices), "--schedule", token, name]
+        words = [*_pytest(folder, devices, as_cuda), "--schedule", token, name]
         status = _status_of(words, without_process_devices())
     if status == 0:
         print(
@@ -150,6 +154,7 @@ def replay(
     database: str,
     ranks: tuple[int, int] = (1, 8),
     schedules: bool = False,
+    as_cuda: bool = False,
 ) -> int:
     """Run one example of the property `name` again, with pytest's own output.
 
@@ -169,6 +174,7 @@ def replay(
             blob=blob,
             kept_alone=blob is None,
             ranks=ranks,
+            as_cuda=as_cuda,
         )
         command = pytest_command(settings, [name, *(["--schedules", "1"] if schedules else [])])
         status = _status_of(command, settings.environment())

@@ -76,12 +76,14 @@ class Drawn:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = list(values)
+        self._next = 0
 
     def draw(self, strategy: Any = None, label: str | None = None) -> Any:
         """Return the next value, whatever the strategy is."""
-        if not self.values:
+        if self._next == len(self.values):
             raise IndexError("the test draws more values than it did when this was recorded")
-        return self.values.pop(0)
+        self._next += 1
+        return self.values[self._next - 1]
 
     def __repr__(self) -> str:
         return f"Drawn({self.values!r})"

@@ -164,6 +164,34 @@ def test_suite_without_properties_is_reported(suite):
     assert done.stdout.endswith("no hypothesis property in test_it.py fits -k 'that'\n")
 
 
+OF_CUDA = """
+import pytest, torch
+from hypothesis import given
+from simgpu import strategies
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
+@given(batch=strategies.batches(3))
+def test_rows(batch):
+    assert len(torch.ones(batch, device="cuda:2")) == batch, "never"
+    raise ValueError(f"{batch} rows")
+"""
+
+
+@pytest.mark.full
+def test_property_that_names_cuda_is_fuzzed_and_run_again(suite):
+    suite(OF_CUDA)
+    words = ("--examples", "5", "--jobs", "1", "--devices", "3", "test_it.py")
+    without = suite.simgpu("fuzz", *words)
+    assert without.returncode == 1
+    assert "1 skipped for want of CUDA" in without.stdout
+    done = suite.simgpu("fuzz", "--as-cuda", *words)
+    assert done.returncode == 1
+    assert "ValueError at test_it.py:9\n    0 rows\n    batch=0\n" in done.stdout, done.stdout
+    command = shlex.split(done.stdout.splitlines()[-1])
+    again = suite.simgpu(*command[3:])
+    assert "ValueError: 0 rows" in again.stdout, again.stdout
+
+
 BY_PATH = """
 import dataclasses
 from hypothesis import given, strategies as st

@@ -1,6 +1,7 @@
 """What a fuzzing run writes: source of examples, the page, the progress line."""
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
 import io
@@ -9,6 +10,7 @@ import re
 import shlex
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tqdm import tqdm
 
 from simgpu import strategies
 from simgpu._cli import fuzz
-from simgpu._fuzz import report
+from simgpu._fuzz import campaign, report
 from simgpu._fuzz.campaign import Progress
 from simgpu._fuzz.failures import NotReproducible, Writer
 from simgpu._fuzz.tally import Failure, Tally
@@ -99,6 +101,7 @@ def test_missing_source_is_reported(value):
 def test_drawn_gives_the_values_in_order_and_no_more():
     data = Drawn([1, [2]])
     assert [data.draw(st.integers()), data.draw(st.lists(st.integers()), label="x")] == [1, [2]]
+    assert repr(data) == "Drawn([1, [2]])"  # as pytest shows it when the test has failed
     with pytest.raises(IndexError, match="more values"):
         data.draw(st.integers())
 
@@ -117,16 +120,29 @@ FAILURE = Failure(
 
 @pytest.mark.parametrize("blob", ["AAA=", None])
 @pytest.mark.parametrize("drawn", [True, False])
-def test_command_of_a_failure_draws_schedules_if_the_campaign_did(drawn, blob):
-    """Otherwise the numbers of its threads would be taken for those of its arguments."""
+@pytest.mark.parametrize("as_cuda", [True, False])
+def test_command_of_a_failure_has_the_options_of_the_campaign(as_cuda, drawn, blob):
+    """Without --schedules the numbers of threads would be taken for those of the arguments."""
     failure = dataclasses.replace(FAILURE, blob=blob)
-    command = report.replay_command(failure, {**RUN, "schedules": drawn})
+    command = report.replay_command(failure, {**RUN, "schedules": drawn, "as_cuda": as_cuda})
     parser = argparse.ArgumentParser()
     fuzz.add_arguments(parser.add_subparsers())
     options = parser.parse_args(shlex.split(command)[3:])
     assert (options.property, options.blob) == (failure.property, blob)
     assert ("--database kept" in command) == (blob is None)
-    assert (options.schedules, options.devices) == (drawn, (1, 3))
+    assert (options.schedules, options.as_cuda, options.devices) == (drawn, as_cuda, (1, 3))
+
+
+@given(as_cuda=st.booleans(), lines=st.lists(st.sampled_from(["", "one", "2" * 400]), max_size=4))
+def test_summary_has_the_beginning_of_each_message(as_cuda, lines):
+    tally, words = Tally(), "Torch not compiled with CUDA enabled"
+    tally.failures["key"] = dataclasses.replace(FAILURE, message="\n".join([*lines, words]))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        campaign._print_summary(tally, {**RUN, "as_cuda": as_cuda}, Path("page.html"))
+    shown = out.getvalue().splitlines()[4]
+    expected = " ".join([line for line in [*lines, words] if line][:2])
+    assert shown[4:304] == expected[:300]
+    assert ("option --as-cuda" in out.getvalue()) == (not as_cuda)
 
 
 class Page(HTMLParser):
