@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -140,7 +141,8 @@ def sweep(
             AssertionError, or returns False, where the first is wrong.
 
     Returns a `Report`. Raises UnrepeatableStepError if `step` gives other results when it is run
-    again from the same state, NoDevicesError outside `simgpu.devices`.
+    again from the same state, TypeError if it returns a coroutine or a generator, NoDevicesError
+    outside `simgpu.devices`.
     """
     if kind not in _ERRORS:
         raise ValueError(f"kind={kind!r}: one of {', '.join(_ERRORS)} is expected")
@@ -179,7 +181,7 @@ class _Steps:
     def __init__(self, step: Step, state: Iterable[Any] | None, fresh: bool) -> None:
         self._step, self._fresh = step, fresh
         if not fresh:
-            step()  # the first one makes what stays: caches, worker threads
+            _result(step)  # the first one makes what stays: caches, worker threads
         self._before = State([] if fresh else find_state(step) if state is None else state)
 
     def begin(self) -> tuple[Step, State]:
@@ -200,7 +202,7 @@ def _reference(steps: _Steps, kind: Kind) -> tuple[list[Any], list[int], int]:
         step, before = steps.begin()
         at_rest = _bytes()
         with faults() as counted:
-            result = step()
+            result = _result(step)
         outcomes.append([host_copy(result), *before.outcome()])
         del result
         before.restore()
@@ -213,6 +215,18 @@ def _reference(steps: _Steps, kind: Kind) -> tuple[list[Any], list[int], int]:
         )
     of_kind = {"oom": counted.allocations, "copy": counted.copies, "launch": counted.kernels}
     return outcomes[0], kept, of_kind.get(kind, counted.kernels + counted.copies)
+
+
+def _result(step: Step) -> Any:
+    """What `step` returns; TypeError if that has still to be awaited or iterated over."""
+    result = step()
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()  # or Python would warn that it was never awaited
+        raise TypeError(
+            f"the step only made {result!r}: run it in a function without arguments, as in "
+            "lambda: asyncio.run(step())"
+        )
+    return result
 
 
 def _numbers(at: Iterable[int], count: int) -> list[int]:

@@ -85,6 +85,23 @@ def test_results_are_compared_to_the_bit(simulated, first, data):
         simgpu.sweep(lambda: {"result": next(returned)}, at=[])
 
 
+LAYOUTS = {
+    "jagged": lambda t: torch.nested.as_nested_tensor([t, t[:1]], layout=torch.jagged),
+    "coo": torch.Tensor.to_sparse,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("alike", [True, False])
+def test_results_of_each_layout_are_compared(simulated, layout, alike):
+    scales = itertools.repeat(1.0) if alike else itertools.count(1.0)
+    context = contextlib.nullcontext() if alike else pytest.raises(UnrepeatableStepError)
+    with context:
+        simgpu.sweep(
+            lambda: LAYOUTS[layout](torch.eye(2, device=simulated[0]) * next(scales)), at=[0]
+        )
+
+
 def test_an_array_that_a_step_returns_is_that_of_its_end(simulated):
     """A later step may write to the same memory."""
     array, steps = numpy.zeros(2), itertools.count()
@@ -455,6 +472,12 @@ def test_steps_that_cannot_be_repeated_are_refused(simulated):
         simgpu.sweep(lambda: None, "oops")
     with pytest.raises(ValueError, match="at=7: the step has 0"):
         simgpu.sweep(lambda: None, at=[7])
+
+    async def unfinished():
+        return None
+
+    with pytest.raises(TypeError, match="asyncio"):
+        simgpu.sweep(unfinished)
     for at in (0, [0.5], ["a"], [-1]):
         with pytest.raises(ValueError, match="the step has 0"):
             simgpu.sweep(lambda: None, at=at)
