@@ -255,12 +255,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _deadline(config: pytest.Config) -> float | None:
     """Return when the property that begins now is to end, if the time decides."""
-    session = config.stash[_SETTINGS]
-    if session.minutes is None:
-        return None
-    # Whatever collecting took: a short run of a large suite would otherwise try nothing.
-    properties = config.stash[_RECORDER].tally.properties
-    return time.monotonic() + session.minutes * 60 * session.jobs / max(1, properties)
+    seconds = config.stash[_SETTINGS].seconds(config.stash[_RECORDER].tally.properties)
+    # From now on: a short run of a large suite that takes long to collect would try nothing.
+    return None if seconds is None else time.monotonic() + seconds
 
 
 @pytest.hookimpl(wrapper=True)

@@ -82,6 +82,15 @@ class SessionSettings:
     def most_examples(self) -> int:
         return self.examples or 10**9  # where the time decides, no number does
 
+    def seconds(self, properties: int) -> float | None:
+        """Return the time of each of so many properties; None where no time is set.
+
+        One property runs in one process, also where there are more.
+        """
+        if self.minutes is None:
+            return None
+        return self.minutes * 60 * self.jobs / max(self.jobs, properties)
+
     @classmethod
     def from_environment(cls) -> SessionSettings:
         """Read the settings in a process that a campaign has started."""

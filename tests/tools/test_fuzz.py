@@ -19,7 +19,7 @@ from hypothesis.database import ExampleDatabase
 from simgpu.__main__ import main
 from simgpu._cli.arguments import device_range
 from simgpu._fuzz import campaign
-from simgpu._fuzz.sessions import database_of
+from simgpu._fuzz.sessions import SessionSettings, database_of
 from simgpu._fuzz.tally import Failure, Tally
 from simgpu._util.interrupts import one_interrupt
 
@@ -310,6 +310,14 @@ def test_campaign_ends_as_its_session_does(tmp_path, status, examples, fails, in
         assert ("no example was counted" in out.getvalue()) == (
             examples == 0 and (interrupted or status in (0, 1))
         )
+
+
+@given(jobs=st.integers(1, 64), properties=st.integers(0, 999), minutes=st.integers(1, 99))
+def test_properties_share_the_time(jobs, properties, minutes):
+    seconds = SessionSettings("", (1, 8), "", jobs, minutes=minutes).seconds(properties)
+    assert seconds <= minutes * 60  # also of one property and many jobs
+    if properties >= jobs:
+        assert seconds * properties == pytest.approx(minutes * 60 * jobs)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
