@@ -24,7 +24,7 @@ NOT_RUN = {
     "it installs": 4,
     "it needs your script": 1,
     "it needs real GPUs": 5,
-    "it takes minutes": 9,
+    "it takes minutes": 8,
     "CI runs it": 3,
     "GitHub runs it": 1,
 }
