@@ -6,6 +6,8 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
@@ -37,6 +39,24 @@ def test_threads_are_named_and_end_with_the_program():
         assert (kind, number.isdecimal()) == ("dataparallel", True)
     again = dataparallel.parallel_apply([Thread(3)] * 3, [x] * 3, devices=["cpu"] * 3)
     assert set(again) == set(threads)
+
+
+@given(reusable=st.lists(st.booleans(), min_size=1, max_size=5))
+def test_a_new_thread_begins_only_where_the_one_before_cannot_go_on(reusable):
+    """However long jobs are waited for; a thread that was asked in vain is idle again."""
+    pool, seen = worker_pool._Pool(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_pool, "_pool", pool)
+        patch.setattr(worker_pool, "PATIENCE", 60.0)
+        worker_pool.run_all([lambda again=again: again for again in reusable])
+        worker = pool.idle_or_new()
+        assert worker.name == f"dataparallel-{reusable.count(False)}"
+        assert pool.idle == []
+        worker.inbox.put(worker_pool._Batch([]))
+        last = worker_pool._Batch([lambda: seen.extend(pool.idle) or True])
+        worker.inbox.put(last)
+        assert last._done.acquire(timeout=60)
+    assert seen == [worker]
 
 
 class Doing(nn.Module):

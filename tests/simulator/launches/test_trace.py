@@ -62,6 +62,8 @@ def test_parameters_go_out_once_and_gradients_come_back_once(simulated, case):
         assert forward.bytes_copied(target, targets[0]) == rows_out
         assert backward.bytes_copied(targets[0], target) == rows_out
         assert backward.bytes_copied(target, targets[0]) == weights
+        ends = [(record.source, record.target) for record in backward]
+        assert ends.count((target, targets[0])) == 1  # in one bucket
 
 
 @given(
