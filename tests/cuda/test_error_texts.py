@@ -1,15 +1,14 @@
-"""The words of errors while simulated devices go by the name of CUDA: CUDA's, to the letter.
+"""The words of errors while simulated devices go by the name of CUDA, also of those raised in C++.
 
-The rows are those of `devices/messages`, where the same is asked of real GPUs; here each is run on
-a few placements. The second part is about texts of built-in types, which PyTorch raises in C++, and
-about what stays as it is.
+Which words kernels have is tested in `devices/messages`, also of real GPUs; here, that the device
+in them is CUDA's, and that all other texts stay as they are.
 """
 
 import traceback
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -18,37 +17,7 @@ import simgpu
 from simgpu._cuda import renaming
 from simgpu._native import memory, python_objects
 from simgpu.errors import UnsupportedError
-from tests.support import mismatches, misuse
 from tests.support.interrupts import Interrupt, Interrupter
-
-few = settings(max_examples=2)
-
-
-def on_cuda(check, **arguments):
-    with simgpu.as_cuda(3) as devices:
-        check(devices, **arguments)
-
-
-@pytest.mark.parametrize(("name", "slot"), mismatches.rows(mismatches.NAMED))
-@few
-@given(data=st.data())
-def test_words_of_kernels(name, slot, data):
-    on_cuda(mismatches.check_kernel, name=name, slot=slot, data=data)
-
-
-@pytest.mark.parametrize(("name", "slot"), mismatches.rows(mismatches.ELEMENTWISE))
-@few
-@given(data=st.data())
-def test_words_of_elementwise_kernels(name, slot, data):
-    on_cuda(mismatches.check_elementwise_kernel, name=name, slot=slot, data=data)
-
-
-@pytest.mark.parametrize("check", [*misuse.ON_ONE.values(), *misuse.ON_SEVERAL.values()])
-@few
-@given(data=st.data())
-def test_words_of_wrong_calls(check, data):
-    on_cuda(check, data=data)
-
 
 # What is raised where no Python code of simgpu is in between.
 IN_CPP = {
