@@ -101,24 +101,18 @@ def _backends(group: Any) -> list[Any]:
     why="gloo would warn of options that it does not know, and not act for NCCL",
 )
 def _split_group(
-    stock: Callable[..., Any],
-    self: Any,
-    ranks: Sequence[int],
-    timeout: timedelta | None = None,
-    opts: Any = None,
-    group_name: str | None = None,
-    group_desc: str | None = None,
-    device_types: Any = None,
+    stock: Callable[..., Any], self: Any, ranks: Sequence[int], *args: Any, **kwargs: Any
 ) -> Any:
     """A part of a group: of the same kind, though C++ makes a plain ProcessGroupGloo."""
+    asked = groups.SplitOptions(*args, **kwargs)
     named: dict[str, Any] = {}
-    if device_types is not None:  # which older releases do not know
-        named["device_types"] = [_simulated(device) for device in device_types]
+    if asked.device_types is not None:
+        named["device_types"] = [_simulated(device) for device in asked.device_types]
     options = groups.options_of_parts(_backends(self))
     point = groups.meeting_point(self, ranks)
-    part = stock(self, ranks, timeout, options, point, group_desc, **named)
+    part = stock(self, ranks, asked.timeout, options, point, asked.group_desc, **named)
     if part is not None:
-        groups.rename(part, point, group_name)
+        groups.rename(part, point, asked.group_name)
         groups.take_kind(part, self)
         for backend in _backends(part):
             nccl.meet(backend)

@@ -10,7 +10,8 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -92,6 +93,16 @@ def options_of_parts(backends: list[Any]) -> Any:
         ranks = backend.options.global_ranks_in_group or range(backend.size())
         _options_of(backend).global_ranks_in_group = list(ranks)
     return copied(_options_of(backends[0]))
+
+
+class SplitOptions(NamedTuple):
+    """The arguments of `ProcessGroup.split_group` but for the ranks of the part."""
+
+    timeout: timedelta | None = None
+    opts: Any = None
+    group_name: str | None = None
+    group_desc: str | None = None
+    device_types: Sequence[torch.device] | None = None  # which older releases do not know
 
 
 _agreed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

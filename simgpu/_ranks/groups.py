@@ -126,16 +126,10 @@ _TYPES: Any = c10d.ProcessGroup.BackendType
 
 @PATCHES.around(f"{_GROUP}.split_group", why=_WHY_SPLIT)
 def _split_group(
-    _: Callable[..., Any],
-    self: Any,
-    ranks: Sequence[int],
-    timeout: timedelta | None = None,
-    opts: Any = None,
-    group_name: str | None = None,
-    group_desc: str | None = None,
-    device_types: Sequence[torch.device] | None = None,
+    _: Callable[..., Any], self: Any, ranks: Sequence[int], *args: Any, **kwargs: Any
 ) -> Any:
     """The part that this rank is in, or None."""
+    asked = groups.SplitOptions(*args, **kwargs)
     point = groups.meeting_point(self, ranks)
     if self.rank() not in ranks:
         return None
@@ -143,15 +137,15 @@ def _split_group(
     store = c10d.PrefixStore(f"{point}/", self.get_group_store())
     part = c10d.ProcessGroup(store, rank, size)
     kind = _TYPES.NCCL if groups.find(self).kind == "nccl" else _TYPES.GLOO
-    wanted = {device.type for device in device_types or self._device_types}
+    wanted = {device.type for device in asked.device_types or self._device_types}
     for device in self._device_types:
         if device.type in wanted:
             of_device = _TYPES.GLOO if device.type == "cpu" else kind
             backend = _FakeProcessGroup._create_internal(rank, size)
             part._register_backend(device, of_device, backend)
     part._set_default_backend(kind)
-    groups.rename(part, point, group_name or point)
-    part._set_group_desc(group_desc or "")
+    groups.rename(part, point, asked.group_name or point)
+    part._set_group_desc(asked.group_desc or "")
     return part
 
 
