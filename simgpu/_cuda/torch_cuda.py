@@ -102,11 +102,6 @@ def _no_op(*args: Any) -> None:
     """Nothing to do: no such thing is kept, started or waited for."""
 
 
-def maybe_exchange_device(index: int) -> int:
-    """`world.exchange_device`, as another object: the compiler has a table of both functions."""
-    return world.exchange_device(index)
-
-
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     """Make a stream and its device current in the calling thread."""
     if device_type not in (PRIVATE_USE_1, _CUDA_NUMBER):
@@ -146,7 +141,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_getDevice": world.current_device,
     "_cuda_setDevice": world.set_current_device,
     "_cuda_exchangeDevice": world.exchange_device,
-    "_cuda_maybeExchangeDevice": maybe_exchange_device,
+    "_cuda_maybeExchangeDevice": vars(namespace)["_maybe_exchange_device"],
     # Whether anything was put on a device: what CUDA makes a context for.
     "_cuda_hasPrimaryContext": lambda index: world.device(index).taken_count > 0,
     "_cuda_isInBadFork": world.is_in_bad_fork,
@@ -237,7 +232,12 @@ def _initializes(*args: Any, **kwargs: Any) -> None:
     world.initialize()
 
 
-for _name in vars(namespace)["__all__"]:
+# Names of torch.simgpu that PyTorch's own code asks for, besides the public ones.
+_PRIVATE = (
+    *("_exchange_device", "_initialized", "_is_in_bad_fork", "_lazy_init"),
+    "_maybe_exchange_device",
+)
+for _name in (*vars(namespace)["__all__"], *_PRIVATE):
     if _name != "DeviceProperties":
         PATCHES.add(
             f"torch.cuda.{_name}",
@@ -245,21 +245,12 @@ for _name in vars(namespace)["__all__"]:
             optional=True,
             why="the function or class of torch.simgpu",
         )
-for _name, _value in {
-    "_exchange_device": world.exchange_device,
-    "_initialized": namespace._initialized,
-    "_lazy_init": world.initialize,
-    "_maybe_exchange_device": maybe_exchange_device,
-    "_is_in_bad_fork": world.is_in_bad_fork,
-    "profiler.start": _initializes,
-    "profiler.stop": _initializes,
-}.items():
-    PATCHES.add(
-        f"torch.cuda.{_name}",
-        value=_value,
-        optional=True,
-        why="PyTorch's own would start the driver of CUDA",
-    )
+PATCHES.add(
+    "torch.cuda.profiler.start",
+    "torch.cuda.profiler.stop",
+    value=_initializes,
+    why="PyTorch's own would start the driver of CUDA",
+)
 for _module, _names in REFUSED.items():
     for _path in (f"{_module}.{name}" for name in _names.split()):
         PATCHES.add(

@@ -328,6 +328,13 @@ def synchronize(device: DeviceLike = None) -> None:
 _initialized = _Initialized()  # torch.utils.checkpoint asks before it keeps states of generators
 _lazy_init = init  # C++ calls it once; PyTorch 2.11 would look for it every time
 _is_in_bad_fork = world.is_in_bad_fork
+_exchange_device = world.exchange_device
+
+
+def _maybe_exchange_device(index: int) -> int:
+    """`_exchange_device`, as another object: the compiler has a table of both functions."""
+    return world.exchange_device(index)
+
 
 export_public_names(globals(), *(file.__name__ for file in (memory, snapshots, random, streams)))
 
