@@ -6,6 +6,8 @@ May import: `_backend/dynamo`, `_backend/torch_patches`, `_backend/namespace`, `
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import threading
 from types import ModuleType
 
@@ -106,36 +108,14 @@ def _install_in_order() -> None:
 
 
 def torch_patches() -> tuple[ModuleType, ...]:
-    """The files whose tables of replaced attributes are put in place for good, in this order.
+    """The files whose tables of replaced attributes are put in place for good.
 
     No attribute is in two tables, and every file keeps the stock attributes that it calls. So no
-    table depends on another one, and the order is that of what a program meets: passing backward,
-    tensors, modules, storages, files, other processes.
+    table depends on another one, and their order is that of the names of the files.
     """
     from simgpu._backend import generators
-    from simgpu._backend.torch_patches import (
-        autograd,
-        beside_cuda,
-        collectives,
-        compile,
-        serialization,
-        silent_bugs,
-        storages,
-        streams,
-        tensors,
-        tracebacks,
-    )
+    from simgpu._backend import torch_patches as folder
 
-    return (
-        autograd,
-        beside_cuda,
-        compile,
-        serialization,
-        generators,
-        streams,
-        tensors,
-        silent_bugs,
-        storages,
-        collectives,
-        tracebacks,
-    )
+    names = (f"{folder.__name__}.{found.name}" for found in pkgutil.iter_modules(folder.__path__))
+    files = (generators, *map(importlib.import_module, names))
+    return tuple(file for file in files if hasattr(file, "PATCHES"))
