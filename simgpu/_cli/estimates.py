@@ -1,8 +1,8 @@
 """`simgpu run --clock MODEL`: the program in estimated time, and with --summary on other machines.
 
-The table is printed when the process ends. The program is then run again for each other number of
-devices, in processes whose output is discarded; not so where the process is one of several ranks,
-which cannot be run again by itself: it would wait for the others.
+The estimate is printed when the process ends: a table, or one line of each rank under a launcher.
+With --summary all ranks print tables, and a single process is run again for each other number of
+devices, with its output discarded. A rank cannot be run again by itself: it would wait for others.
 """
 
 from __future__ import annotations
@@ -73,18 +73,22 @@ class ClockUntilExit:
         own = {"seconds": summary.seconds, "step": summary.step_seconds}
         if self._options.estimate_to is not None:
             self._options.estimate_to.write_text(json.dumps(own), encoding="utf-8")
-        elif self._options.summary:
-            from simgpu._profiling.timeline import heading
+            return
+        from simgpu._profiling.timeline import heading
 
-            of_rank = heading(self._environment)
-            others = [n for n in COUNTS if n != count]
-            seconds = (_now() - self._began) * len(others)
-            again = AGAIN.format(", ".join(map(str, others)), max(seconds, 1))
-            more = (NOT_AGAIN if of_rank else again) if self._options.table else ""
-            sys.stderr.write(f"{of_rank}{summary}\n{more}")  # in one piece: other ranks write, too
-            if more == again:
-                sys.stderr.flush()
-                sys.stderr.write(scaling_table(self._on_others(count, own)))
+        of_rank = heading(self._environment)
+        if of_rank and not self._options.summary:
+            sys.stderr.write(f"{of_rank.strip()}: {summary.in_a_line()}\n")
+            return
+        others = [n for n in COUNTS if n != count]
+        seconds = (_now() - self._began) * len(others)
+        again = AGAIN.format(", ".join(map(str, others)), max(seconds, 1))
+        wanted = self._options.summary and self._options.table
+        more = (NOT_AGAIN if of_rank else again) if wanted else ""
+        sys.stderr.write(f"{of_rank}{summary}\n{more}")  # in one piece: other ranks write, too
+        if more == again:
+            sys.stderr.flush()
+            sys.stderr.write(scaling_table(self._on_others(count, own)))
 
     def _on_others(self, count: int, own: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """The estimate for each number of devices; Ctrl-C ends those that are still to come."""

@@ -110,9 +110,9 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--clock",
         metavar="NAME[,NAME...]",
-        help="estimate the time on this GPU model (or on one model per device); CUDA events, "
-        "--trace and --summary then show estimated time, and --summary also runs the program "
-        "again with other numbers of devices, for a table of speed-ups",
+        help="estimate the time on this GPU model (or on one model per device), and print it on "
+        "stderr; CUDA events and --trace then show estimated time, and --summary also runs the "
+        "program again with other numbers of devices, for a table of speed-ups",
     )
     run.add_argument(
         "--no-table",

@@ -156,12 +156,27 @@ class Summary:
         """The median step, without the first; None where no optimizer has stepped."""
         return statistics.median_low(self.steps[1:] or self.steps) if self.steps else None
 
-    def __str__(self) -> str:
-        lines = [f"estimate for {self.about}: {duration(self.seconds)}"]
+    def _total(self) -> str:
+        total = f"estimate for {self.about}: {duration(self.seconds)}"
         if self.step_seconds is not None:
             count = len(self.steps) - 1
             chosen = f"median of {count} after the first" if count else "the only one"
-            lines[0] += f", a step {duration(self.step_seconds)} ({chosen})"
+            total += f", a step {duration(self.step_seconds)} ({chosen})"
+        return total
+
+    def in_a_line(self) -> str:
+        """The estimate, and the shares of each device that did something."""
+        shares = [
+            f"; {share.device} busy{_percent(share.busy, self.seconds)}, "
+            f"copying{_percent(share.copying, self.seconds)}, "
+            f"waiting{_percent(share.waiting, self.seconds)}"
+            for share in self.shares
+            if share.kernels or share.copies
+        ]
+        return "".join([self._total(), *shares])
+
+    def __str__(self) -> str:
+        lines = [self._total()]
         lines.append(f"{'device':<12}{'busy':>18}{'copying':>18}{'waiting':>18}{'kernels':>9}"
                      f"{'copies':>8}")  # fmt: skip
         for share in self.shares:

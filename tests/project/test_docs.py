@@ -22,7 +22,7 @@ from tests.support.recording import FOLDER, described, load
 # Blocks, or commands of blocks, that no test runs, by the reason that the page gives.
 NOT_RUN = {
     "it installs": 4,
-    "it needs your script": 1,
+    "it needs your script": 2,
     "it needs real GPUs": 5,
     "it takes minutes": 8,
     "CI runs it": 3,

@@ -30,7 +30,8 @@ def test_a_script_sees_estimated_time(python, tmp_path):
     )
     reported = ["--devices", 2, "--clock", "A100", "--topology", "nvlink"]
     ran = python("-m", "simgpu", "run", *reported, "--trace", tmp_path / "trace", "-c", script)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.returncode == 0
+    assert ran.stderr.startswith("estimate for 2 x A100, nvlink: "), ran.stderr
     milliseconds = (2e-6 + 2 * 2**22 / 1555e9) * 1e3
     assert abs(float(ran.stdout) - milliseconds) < 1e-9
     events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
@@ -131,10 +132,13 @@ def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
-def test_the_table_can_be_left_out(simulated, environment):
-    printed = printed_at_exit(options_of(table=False), environment=environment)
+@pytest.mark.parametrize("without", ["table", "summary"])
+def test_the_table_can_be_left_out(simulated, environment, without):
+    printed = printed_at_exit(options_of(**{without: False}), environment=environment)
     assert "estimate for 8 x A100" in printed
     assert "again" not in printed
+    if environment and without == "summary":
+        assert re.fullmatch(r"rank 0 of 2: [^;]*; simgpu:0 busy \(\d+%\)[^;]*\n", printed)
 
 
 @given(seconds=st.integers(0, 300), count=st.sampled_from([1, 3, 8]))
