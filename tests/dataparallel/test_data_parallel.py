@@ -42,16 +42,6 @@ def test_each_replica_sees_its_chunk(devices, case):
         assert set(seen["sizes"]) == {0}
 
 
-@given(case=strategies.step_cases())
-def test_output_is_that_of_one_device(devices, case):
-    seen = observe(case, devices)
-    net = ExactNet(case.shape[-1], case.dtype, case.seed)
-    x = values(case.shape, case.dtype, case.seed + 7, span=3)
-    assert seen["gathered"] == [case.shape[0], 2]
-    assert seen["values"] == plain(net(x))
-    assert seen["slot"] == slot_of(chosen(case.slots, devices)[0], devices)
-
-
 @given(case=strategies.step_cases(), data=st.data())
 def test_output_device_is_obeyed(devices, case, data):
     targets = chosen(case.slots, devices)

@@ -120,27 +120,6 @@ def test_vector_of_scalars_warns_once(devices, monkeypatch):
     assert [len(whole) for whole in wholes] == [len(devices)] * 3
 
 
-@given(
-    data=st.data(),
-    last=st.booleans(),
-    dim=st.integers(0, 3),
-    to_cpu=st.booleans(),
-)
-def test_large_outputs(devices, data, last, dim, to_cpu):
-    """Outputs of megabytes travel another way than small ones; what arrives is the same."""
-    targets = data.draw(strategies.device_lists(devices))
-    layout = torch.channels_last if last else torch.contiguous_format
-    outputs = [
-        values((4, 8, 64, 128), "float32", k).contiguous(memory_format=layout).to(target)
-        for k, target in enumerate(targets)
-    ]
-    wanted = torch.device("cpu") if to_cpu else targets[-1]
-    whole = dataparallel.gather(outputs, wanted, dim)
-    assert whole.device == wanted
-    assert whole.is_contiguous(memory_format=layout)
-    assert torch.equal(whole.cpu(), torch.cat([output.cpu() for output in outputs], dim))
-
-
 @given(data=st.data(), dims=st.integers(0, 3), over=st.integers(0, 2), below=st.booleans())
 def test_gather_along_a_missing_dimension_raises(devices, data, dims, over, below):
     """Numbers, which have no dimension, are joined along the first one only."""

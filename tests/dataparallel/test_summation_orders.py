@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import dataparallel
 from dataparallel import comm
@@ -20,7 +19,6 @@ from simgpu.comm import is_ordered, reduce_add, reduction
 from tests.support import strategies
 from tests.support.observe import plain, values
 from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
-from tests.support.training import check_training, few
 
 MODELS = ("ordered", "ring", "tree", "random")
 
@@ -118,16 +116,3 @@ def test_gradients_keep_the_rounding_bound(simulated, data, model, seed):
         out = parallel(torch.stack(rows).to(targets[0]))
         out.backward(torch.ones_like(out))
     check_bound(scale.weight.grad, rows)
-
-
-@few
-@given(data=st.data(), model=st.sampled_from(MODELS), optimizer=st.sampled_from(("SGD", "Adam")))
-def test_exact_training_is_that_of_one_device(simulated, data, model, optimizer):
-    targets = data.draw(strategies.device_lists(simulated, min_size=2))
-
-    def make():
-        real = nn.Linear(4, 3, dtype=torch.float64)
-        return nn.Sequential(real, nn.ReLU(), nn.Linear(3, 2, dtype=torch.float64))
-
-    with reduction(model):
-        check_training(make, targets, optimizer, steps=2)
