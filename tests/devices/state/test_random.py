@@ -123,6 +123,9 @@ def test_seed_repeats_its_numbers(devices, data, seed):
     assert plain(torch.rand(4, device=target)) == first
     torch.rand(4, device=target)
     module.set_rng_state(state, target)
+    states = module.get_rng_state_all()
+    assert plain(torch.rand(4, device=target)) == second
+    module.set_rng_state_all(states)
     assert plain(torch.rand(4, device=target)) == second
 
 

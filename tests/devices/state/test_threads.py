@@ -1,4 +1,4 @@
-"""Threads: each has its own current device and current stream, and all may compute at once."""
+"""Current devices and streams: each thread has its own, and blocks put them back."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.observe import place
 from tests.support.threads import in_thread
 
 
@@ -142,3 +143,43 @@ def test_event_belongs_to_the_device_of_its_first_record(devices):
     for pair in ((begin, plain), (plain, begin)):
         with pytest.raises(ValueError, match="enable_timing=True"):
             pair[0].elapsed_time(pair[1])
+
+
+BLOCKS = {
+    "device": lambda module, device: module.device(device),
+    "accelerator": lambda module, device: torch.accelerator.device_index(device.index),
+    "tensor": lambda module, device: module.device_of(torch.ones(1, device=device)),
+}
+WITHOUT_DEVICE = {
+    "device": lambda module: module.device(-1),
+    "accelerator": lambda module: torch.accelerator.device_index(None),
+    "tensor": lambda module: module.device_of(torch.ones(1)),
+}
+
+
+@given(
+    path=st.lists(
+        st.tuples(st.sampled_from(sorted(BLOCKS)), st.integers(0, 7)), min_size=1, max_size=5
+    )
+)
+def test_blocks_put_the_device_back(devices, path):
+    """However deep, and whether a block ends well or by an error."""
+    module = torch.get_device_module(devices[0])
+    before = module.current_device()
+
+    def deeper(rest):
+        if not rest:
+            raise KeyError("the innermost block fails")
+        name, device = rest[0][0], place(rest[0][1], devices)
+        with BLOCKS[name](module, device):
+            assert module.current_device() == device.index
+            with WITHOUT_DEVICE[name](module):
+                assert module.current_device() == device.index
+            try:
+                deeper(rest[1:])
+            finally:
+                assert module.current_device() == device.index
+
+    with pytest.raises(KeyError):
+        deeper(path)
+    assert module.current_device() == before
