@@ -74,79 +74,39 @@ def ctc(x):
     return F.ctc_loss(x.log_softmax(2), targets, torch.tensor([5]), torch.tensor([2]))
 
 
-# What is called, and the kernel that CUDA names; None where it computes.
+# What is called, and the kernel that CUDA names; None where it computes. One of each family.
 CALLS = {
     "adaptive average": (
         gradient(lambda x: F.adaptive_avg_pool2d(x, 2), 1, 2, 4, 4),
         "adaptive_avg_pool2d_backward_cuda",
     ),
-    "adaptive average of volumes": (
-        gradient(lambda x: F.adaptive_avg_pool3d(x, 2), 1, 2, 4, 4, 4),
-        "adaptive_avg_pool3d_backward_cuda",
-    ),
     "adaptive maximum": (
         gradient(lambda x: F.adaptive_max_pool2d(x, 2), 1, 2, 4, 4),
         "adaptive_max_pool2d_backward_cuda",
-    ),
-    "maximum of volumes": (
-        gradient(lambda x: F.max_pool3d(x, 2), 1, 2, 4, 4, 4),
-        "max_pool3d_with_indices_backward_cuda",
     ),
     "average": (gradient(lambda x: F.avg_pool2d(x, 2), 1, 2, 4, 4), None),
     "average of volumes": (
         gradient(lambda x: F.avg_pool3d(x, 2), 1, 2, 4, 4, 4),
         "avg_pool3d_backward_cuda",
     ),
-    "fractional maximum": (
-        gradient(lambda x: F.fractional_max_pool2d(x, 2, output_size=2), 1, 2, 4, 4),
-        "fractional_max_pool2d_backward_cuda",
-    ),
-    "fractional maximum of volumes": (
-        gradient(lambda x: F.fractional_max_pool3d(x, 2, output_size=2), 1, 2, 4, 4, 4),
-        "fractional_max_pool3d_backward_cuda",
-    ),
-    "linear": (gradient(interpolated("linear"), 1, 2, 4), "upsample_linear1d_backward_out_cuda"),
     "bilinear": (
         gradient(interpolated("bilinear"), 1, 2, 4, 4),
         "upsample_bilinear2d_backward_out_cuda",
     ),
-    "bicubic": (
-        gradient(interpolated("bicubic"), 1, 2, 4, 4),
-        "upsample_bicubic2d_backward_out_cuda",
-    ),
     "bilinear, antialiased": (
         gradient(interpolated("bilinear", antialias=True), 1, 2, 4, 4),
         "upsample_bilinear2d_aa_backward_out_cuda",
-    ),
-    "bicubic, antialiased": (
-        gradient(interpolated("bicubic", antialias=True), 1, 2, 4, 4),
-        "upsample_bicubic2d_aa_backward_out_cuda",
-    ),
-    "trilinear": (
-        gradient(interpolated("trilinear"), 1, 2, 4, 4, 4),
-        "upsample_trilinear3d_backward_out_cuda",
     ),
     "nearest": (gradient(interpolated("nearest"), 1, 2, 4, 4), None),
     "reflection": (
         gradient(lambda x: F.pad(x, (1, 1), mode="reflect"), 1, 2, 4),
         "reflection_pad1d_backward_out_cuda",
     ),
-    "reflection of volumes": (
-        gradient(lambda x: F.pad(x, (1,) * 6, mode="reflect"), 1, 2, 4, 4, 4),
-        "reflection_pad3d_backward_out_cuda",
-    ),
     "grid": (
         gradient(
             lambda x: F.grid_sample(x, x.new_zeros(1, 2, 2, 2), align_corners=False), 1, 2, 4, 4
         ),
         "grid_sampler_2d_backward_cuda",
-    ),
-    "grid of volumes": (
-        gradient(
-            lambda x: F.grid_sample(x, x.new_zeros(1, 2, 2, 2, 3), align_corners=False),
-            *(1, 2, 4, 4, 4),
-        ),
-        "grid_sampler_3d_backward_cuda",
     ),
     "ctc": (gradient(ctc, 5, 1, 4), "ctc_loss_backward_gpu"),
     "bags of maxima": (bags("max"), "embedding_bag_backward_cuda_max"),
@@ -165,7 +125,6 @@ CALLS = {
     "median of numbers": (value(lambda x: x.nanmedian(1), 2, 4), "median CUDA with indices output"),
     "put_": (of_index(lambda x, i, y: x.put_(i, y)), "put_"),
     "put_ more": (of_index(lambda x, i, y: x.put_(i, y, accumulate=True)), "put_"),
-    "put more": (of_index(lambda x, i, y: x.put(i, y, accumulate=True)), "put_"),
     "scattered product": (
         of_index(lambda x, i, y: x.scatter_reduce_(0, i, y, "prod")),
         "scatter_reduce_cuda_prod_",

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from tests.support import strategies
-from tests.support.observe import ExactNet, place, plain, same_memory, values
+from tests.support.observe import ExactNet, place, plain, same_memory
 
 
 @given(data=st.data())
@@ -44,26 +44,6 @@ def test_a_scripted_module_moves(devices, data):
         y.sum().backward()
         assert {p.grad.device for p in compiled.parameters()} == {device}
         torch.testing.assert_close(y.cpu(), torch.tensor(expected), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-@given(data=st.data(), first=st.booleans())
-def test_optimizer_trains_a_moved_module(devices, foreach, data, first):
-    """Two steps give the CPU's weights, whether the optimizer was made `first` or after it."""
-    device = data.draw(st.sampled_from(devices))
-    nets = {home: ExactNet(3, "float64") for home in (torch.device("cpu"), device)}
-    for home, net in nets.items():
-        start = [plain(p) for p in net.parameters()]
-        net.to("cpu" if first else home)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5, foreach=foreach)
-        net.to(home)
-        for step in range(2):
-            optimizer.zero_grad()
-            net(values((4, 3), "float64", step, span=3).to(home)).sum().backward()
-            optimizer.step()
-        assert [plain(p) for p in net.parameters()] != start
-    for one, other in zip(*(net.parameters() for net in nets.values()), strict=True):
-        torch.testing.assert_close(one, other.cpu())
 
 
 @given(data=st.data(), seed=st.integers(0, 100))

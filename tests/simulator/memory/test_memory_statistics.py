@@ -25,19 +25,6 @@ def test_to_empty_the_cache_waits_for_the_streams_of_every_device(simulated, tim
     assert waits() == [count + times for count in before]
 
 
-@given(dtype=st.sampled_from([torch.uint8, torch.float16, torch.float64]), over=st.booleans())
-def test_room_is_asked_for_in_the_dtype_that_is_made(dtype, over):
-    """The whole of a device may be taken by one tensor, of any dtype, and no byte more."""
-    count = CAPACITY // dtype.itemsize
-    with simgpu.devices(1, memory=CAPACITY) as (device,):
-        if over:
-            with pytest.raises(torch.OutOfMemoryError):
-                torch.empty(count + 1, dtype=dtype, device=device)
-        else:
-            assert torch.empty(count, dtype=dtype, device=device).nbytes == CAPACITY
-        assert torch.simgpu.max_memory_allocated() == (0 if over else CAPACITY)
-
-
 NUMBERED = {
     "arange": lambda n, device: torch.arange(n, device=device),
     "arange of floats": lambda n, device: torch.arange(float(n), device=device),

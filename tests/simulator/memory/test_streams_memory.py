@@ -22,20 +22,6 @@ def empty(nbytes, stream=None):
         return torch.empty(nbytes, dtype=torch.uint8, device="simgpu:0")
 
 
-@given(count=st.integers(1, 4), nbytes=st.integers(1, 9 * MIB))
-def test_each_stream_has_a_segment_of_its_own(count, nbytes):
-    with simgpu.devices(1, memory="1GiB"):
-        streams = [None, *(torch.simgpu.Stream(0) for _ in range(count - 1))]
-        for _ in range(2):
-            held = [empty(nbytes, stream) for stream in streams]
-            del held
-        segment = 2 * MIB if nbytes <= MIB else 20 * MIB
-        assert torch.simgpu.memory_reserved(0) == count * segment
-        found = torch.simgpu.memory_snapshot()
-        handles = {0, *(stream.cuda_stream for stream in streams[1:])}
-        assert {segment["stream"] for segment in found} == handles
-
-
 @given(nbytes=st.integers(1, 3 * MIB), wait=st.sampled_from(["allocate", "empty_cache"]))
 def test_dropped_memory_is_active_until_an_allocation_finds_its_users_done(nbytes, wait):
     block = -(-nbytes // 512) * 512
