@@ -1,15 +1,19 @@
 """What the README shows is run: each fenced block works and prints what it says.
 
 tests/full/docs runs the other pages; `tests/support/pages.py` has the rules for all. Not run is
-only what says why, and how many those are is written down here.
+only what says why, and how many those are is written down here. Of all pages, links lead somewhere,
+docs/fidelity.md has the differences of known_differences.toml, and docs/troubleshooting.md texts
+that the code has.
 """
 
 import ast
+import inspect
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from simgpu.__main__ import main
 from simgpu._pytest.options import SessionOptions
@@ -18,6 +22,7 @@ from tests.assurance.faults.table import FAULTS
 from tests.support import plant
 from tests.support.pages import PAGES, ROOT, PageError, blocks, commands, excuses, run_page
 from tests.support.recording import FOLDER, described, load
+from tests.support.sweep.known import TABLES
 
 # Blocks, or commands of blocks, that no test runs, by the reason that the page gives.
 NOT_RUN = {
@@ -204,3 +209,122 @@ def test_a_broken_page_fails(reader, tmp_path, old, new, says):
     page.write_text(text)
     with pytest.raises(PageError, match=says):
         run_page(page, *reader)
+
+
+# Links, to files and to headings.
+
+LINKED = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"]
+
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that GitHub gives to the headings of a page."""
+    names: Counter[str] = Counter()
+    for heading in HEADING.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        words = re.sub(r"\]\([^)]*\)", "", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        names[name] += 1
+    return {f"{name}-{n}" if n else name for name, count in names.items() for n in range(count)}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the relative links of a page whose file or heading is not there."""
+    broken = []
+    for link in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_has_no_broken_links(page):
+    assert broken_links(page) == []
+
+
+def test_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text("# What *is* `here`?\n")
+    page.write_text(
+        "# One thing\n[a](other.md) [b](other.md#what-is-here) [c](#one-thing) [d](https://x.y/z)\n"
+        "[e](gone.md) [f](other.md#gone) [g](#two) ![h](gone.png)\n```text\n[i](gone)\n```\n"
+    )
+    assert broken_links(page) == ["gone.md", "other.md#gone", "#two", "gone.png"]
+
+
+# Known differences from CUDA.
+
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "fidelity.md"
+ENTRIES = [entry for kind in TABLES.values() for entry in kind]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
+def test_page_has_the_reason(entry):
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"**{entry['name']}.** {entry['reason']}" in text
+
+
+@pytest.mark.parametrize("entry", TABLES["behaviour"], ids=lambda entry: entry["name"])
+def test_named_test_exists(entry):
+    file, _, name = entry["test"].partition("::")
+    text = (TESTS / file).read_text(encoding="utf-8")
+    assert f"\ndef {name}(" in text or f"\n{name} = " in text
+
+
+def test_page_has_no_other_differences():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count("\n- **") == len(ENTRIES)
+
+
+# Texts of errors.
+
+TEXTS = re.findall(r"^### `(.+)`$", (ROOT / "docs/troubleshooting.md").read_text("utf-8"), re.M)
+OF_PYTORCH = {"Torch not compiled with CUDA enabled"}
+
+
+def _pieces(node):
+    """The texts in an expression, one after the other; None for what is known at run time only."""
+    if isinstance(node, ast.Constant):
+        return [node.value if isinstance(node.value, str) else None]
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right]
+    known = (ast.Constant, ast.JoinedStr, ast.BinOp)
+    return [p for part in parts for p in (_pieces(part) if isinstance(part, known) else [None])]
+
+
+def _texts_of_code():
+    for package in ("simgpu", "dataparallel"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp)):
+                    yield "".join("\0" if piece is None else piece for piece in _pieces(node))
+
+
+@pytest.fixture(scope="module")
+def texts_of_code():
+    return set(_texts_of_code())
+
+
+def _occurs(shown, texts):
+    """Whether a text has the pieces between `...`, each of them without what varies in it."""
+    pieces = [piece for piece in re.split(r"\s*\.\.\.\s*", shown) if piece.strip(" :;,")]
+    pattern = re.compile("(?s)" + ".*".join(map(re.escape, pieces)))
+    return any(pattern.search(text) for text in texts)
+
+
+@pytest.mark.parametrize("shown", TEXTS)
+def test_text_is_in_the_code(shown, texts_of_code):
+    assert _occurs(shown, {inspect.getsource(torch.cuda)} if shown in OF_PYTORCH else texts_of_code)
+
+
+def test_other_texts_are_not_in_the_code(texts_of_code):
+    assert len(TEXTS) == len(set(TEXTS)) >= 25
+    other = "simgpu.schedule() is already active; schedules can be nested"
+    assert not _occurs(other, texts_of_code)
+    assert not _occurs("memory=... must be ... a unit of its own", texts_of_code)

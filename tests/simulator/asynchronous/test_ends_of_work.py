@@ -1,8 +1,9 @@
-"""What the queues keep of work, and what they report, when work, devices or blocks end."""
+"""What the queues keep and report, when work, devices or blocks end, and after Ctrl-C."""
 
 import contextlib
 import gc
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu._explore.asynchronous.queues import Work
 from simgpu.errors import DeviceLostError
+from tests.support.interrupts import Interrupt, Interrupter
 
 
 @given(pin=st.booleans(), backward=st.booleans())
@@ -139,3 +141,30 @@ def test_error_is_raised_by_the_block_that_ends_its_devices(loses):
             devices(loses[1])
         devices(loses[2])
     assert reported == ["inner"] * loses[1] + ["outer"] * (loses[0] or loses[2])
+
+
+def state():
+    """Which dispatch keys are active, and whether gradients are recorded."""
+    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return [each.raw_repr() for each in keys], torch.is_grad_enabled()
+
+
+@given(seed=st.none() | st.integers(0, 9), parts=st.lists(st.floats(0, 1), min_size=8, max_size=8))
+def test_an_interrupt_leaves_no_state_of_a_kernel_behind(simulated, seed, parts):
+    def run():
+        with simgpu.asynchronous(seed):
+            x, before = torch.ones(2, 2, device=simulated[0]), state()
+
+            def step():
+                for _ in range(2):
+                    (x @ x + 1).sum().item()
+
+            with Interrupter(0) as whole:
+                step()
+            for part in parts:
+                with contextlib.suppress(Interrupt), Interrupter(1 + int(part * whole.passed)):
+                    step()
+                assert state() == before
+
+    with ThreadPoolExecutor(1) as thread:  # which takes along what is left behind
+        thread.submit(run).result()

@@ -1,13 +1,23 @@
-"""Rows of operators: one place has all facts about an operator, and no two rows disagree."""
+"""Rows of operators: one place has all facts about an operator, and no two rows disagree.
+
+The lists of autocast are CUDA's, and errors of PyTorch are known by their words.
+"""
 
 import fnmatch
+import inspect
+import re
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed as dist
 
+from simgpu._core import operators
 from simgpu._ops import registry, table
+from simgpu._ops.autocast import POLICIES, Policy
 
 # Names in rows that this release of PyTorch may lack.
 BY_RELEASE = {
@@ -83,3 +93,75 @@ def test_two_rows_with_the_same_field_are_refused(facts):
 def test_a_field_that_rows_lack_is_refused():
     with pytest.raises(LookupError, match="'kernell', which `Op` has not"):
         table.row("hypot", kernell=None)
+
+
+def cuda_policies():
+    """The lists in the header that the installed PyTorch ships."""
+    lists = {
+        "AT_FORALL_LOWER_PRECISION_FP": Policy.LOWER_PRECISION,
+        "AT_FORALL_FP32": Policy.FLOAT32,
+        "AT_FORALL_FP32_SET_OPT_DTYPE": Policy.FLOAT32_DTYPE,
+        "AT_FORALL_PROMOTE": Policy.WIDEST,
+    }
+    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+    text = header.read_text().replace("\\\n", " ")
+    found = {"binary_cross_entropy": Policy.BANNED}
+    for macro, policy in lists.items():
+        line = re.search(rf"#define {macro}\(_\)(.*)", text)
+        for name, overload in re.findall(r"_\((\w+)(?:,\s*(\w+))?\)", line[1]):
+            found[f"{name}.{overload}" if overload else name] = policy
+    line = re.search(r"#define AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE\(_\)(.*)", text)
+    for name in re.findall(r'"(.*?)"', line[1]):
+        found[name] = Policy.FLOAT32_OVERLOAD
+    return found
+
+
+def test_the_policies_are_cudas(simulated):
+    """The lists are those of this PyTorch's header, and what is registered is what CUDA has."""
+    here = cuda_policies()
+    assert {name: policy for name, policy in POLICIES.items() if name in here} == here
+    registered = {
+        key: {
+            name
+            for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)
+            if name.startswith("aten::")  # and not by a program
+        }
+        for key in ("AutocastCUDA", "AutocastPrivateUse1")
+    }
+    cuda = registered["AutocastCUDA"] - {"aten::_cudnn_rnn"}  # its layers cast by themselves
+    assert registered["AutocastPrivateUse1"] == cuda
+    assert {f"aten::{name}" for name in here} <= cuda  # PyTorch 2.15 names one elsewhere
+
+
+_library = torch.library.Library("simgpu_test", "FRAGMENT")
+_library.define("nothing.overload(Tensor x) -> Tensor")
+NOTHING = torch.ops.simgpu_test.nothing.overload
+
+
+def begin_twice():
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+RAISING = {
+    "wants_to_resize": lambda: torch.add(torch.ones(3), 1, out=torch.from_dlpack(torch.ones(1))),
+    "found_no_room": lambda: torch.empty(2**60, dtype=torch.uint8),
+    "found_no_kernel": lambda: NOTHING(torch.ones(1)),
+    "refused_dtype": lambda: torch.kthvalue(torch.ones(2, dtype=torch.bool), 1),
+    "began_twice": begin_twice,
+}
+QUESTIONS = {
+    name: partial(function, op=NOTHING) if name == "found_no_kernel" else function
+    for name, function in inspect.getmembers(operators, inspect.isfunction)
+    if "error" in inspect.signature(function).parameters
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", sorted(QUESTIONS))
+def test_an_error_is_known_by_its_words(name):
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        RAISING[name]()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    assert [asked for asked, holds in QUESTIONS.items() if holds(raised.value)] == [name]
