@@ -1,6 +1,7 @@
 """Fixtures of the whole suite: `simulated`, `cuda`, `gpus`, `python` and others.
 
-The fixture `devices` comes from the plugin (`simgpu.pytest_plugin`).
+The fixture `devices` comes from the plugin (`simgpu.pytest_plugin`), the options of the suite from
+those that `pytest_plugins` names.
 """
 
 import gc
@@ -16,6 +17,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
+pytest_plugins = ["pytester", "tests.support.profiles", "tests.support.tiers"]
 
 ROOT = Path(__file__).parents[1]
 

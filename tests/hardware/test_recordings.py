@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import conftest
+from tests.support import profiles
 from tests.support.comparison import row_of_recording
 from tests.support.corpus import KEYS, corpus
 from tests.support.observe import Case, observe
@@ -202,7 +202,7 @@ def configured(path, oversubscribe=False):
     """Configure a session with `--record PATH` and no other option but perhaps --oversubscribe."""
     options = {"--full": False, "--record": path, "--devices": "auto"}
     options["--oversubscribe"] = oversubscribe
-    conftest.pytest_configure(SimpleNamespace(getoption=options.__getitem__))
+    profiles.pytest_configure(SimpleNamespace(getoption=options.__getitem__))
 
 
 @pytest.mark.parametrize("name", ["no/new.json", "new.txt"])

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from simgpu._pytest import options
+from tests.support.pages import ROOT
 
 FILES = {
     "test_module_skip": """
@@ -93,6 +94,7 @@ CONFTEST = """
 import pytest
 
 from simgpu._pytest import options
+from tests.support.pages import ROOT
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "devices(*names): where the test is allowed to run")
@@ -191,3 +193,11 @@ def test_another_plugin_with_an_option_of_ours_gets_one_line(name):
     parser.addoption(name, dest="theirs")
     with pytest.raises(pytest.UsageError, match=f"adds the option {name}, .*-p no:simgpu"):
         options.add_options(parser)
+
+
+def test_clone_within_another_project_is_not_collected(pytester):
+    clone = pytester.mkpydir("simgpu_clone")
+    shutil.copy(ROOT / "conftest.py", clone)
+    (clone / "test_it.py").write_text("raise AssertionError")
+    pytester.makepyfile("def test_own(): pass")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
