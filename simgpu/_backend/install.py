@@ -68,7 +68,7 @@ def _install_in_order() -> None:
     from simgpu._core import world
     from simgpu._distributed import c10d_kernels
     from simgpu._memory import pinned
-    from simgpu._native import accelerator_choice, guard_code, reducer_timers, vtables
+    from simgpu._native import accelerator_choice, guard_code, vtables
     from simgpu._ops import autocast, registry
     from simgpu._util import thread_rows
 
@@ -94,7 +94,6 @@ def _install_in_order() -> None:
     _libraries.extend(registry.register())
     _libraries.extend(autocast.install())
     _libraries.append(c10d_kernels.register())
-    reducer_timers.enter()
     pinned.install()
     for file in torch_patches():
         Patches().apply(file.PATCHES)

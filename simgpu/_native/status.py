@@ -16,7 +16,6 @@ from simgpu._native import (
     guard_code,
     layouts,
     python_objects,
-    reducer_timers,
     relabel,
     vtables,
 )
@@ -86,11 +85,6 @@ TRICKS = (
         "accelerator chosen beside CUDA",
         accelerator_choice.is_active,
         "on a build with CUDA, no tensor of a GPU is differentiated once there were devices",
-    ),
-    Trick(
-        "timers of the Reducer",
-        reducer_timers.is_active,
-        "DistributedDataParallel measures no times, and C++ warns of that once",
     ),
     Trick(
         "works that C++ still holds",

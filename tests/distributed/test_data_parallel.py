@@ -241,3 +241,14 @@ def test_ddp_mixed_precision_warns_of_other_gradients_on_a_gpu():
     precision = nn.parallel.distributed._MixedPrecision(param_dtype=torch.float16)
     with pytest.warns(UserWarning, match="on a GPU the gradients of the first step"):
         simgpu.ranks(1, lambda rank: parallel(WholeNumbers(0), rank, mixed_precision=precision))
+
+
+def test_steps_are_not_timed_by_cpp(capfd):
+    def train(rank):
+        model = DistributedDataParallel(torch.nn.Linear(2, 2).cuda(), device_ids=[rank])
+        for _ in range(3):
+            model(torch.ones(1, 2, device="cuda")).sum().backward()
+        return model._get_ddp_logging_data()["module_name"]
+
+    assert simgpu.ranks(2, train) == ["Linear", "Linear"]
+    assert "Time stats" not in capfd.readouterr().err

@@ -389,6 +389,29 @@ PATCHES.add(
 # Which backend of torch.distributed simulated devices have by default: gloo.
 
 
+class _LoggerWithoutTimes:
+    """The Logger of a DistributedDataParallel, which knows no times of steps."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing: C++ has timers for the CPU and for CUDA, and warns of other devices."""
+
+
+@PATCHES.around(
+    "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
+    why="C++ has no timers for simulated devices, and would warn of that",
+)
+def _without_times(stock: Callable[..., None], self: Any, parameters: Any, *args: Any) -> None:
+    stock(self, parameters, *args)
+    if any(parameter.device.type in naming.names for parameter in parameters):
+        self.logger = _LoggerWithoutTimes(self.logger)
+
+
 @PATCHES.action(
     "torch.distributed's tables of backends by device",
     why="`init_process_group` with gloo, or without a name, takes simulated devices too",
