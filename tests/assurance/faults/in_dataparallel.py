@@ -75,7 +75,7 @@ DATAPARALLEL = [
     ),
     fault(
         "rows of the longer input are dropped",
-        "dataparallel/scatter_gather:_scatter",
+        "dataparallel:_scatter",
         never(7),
         "test_inputs_of_different_batches_lose_no_row",
     ),
@@ -107,7 +107,7 @@ DATAPARALLEL = [
     ),
     fault(
         "keys of outputs are not compared",
-        "dataparallel/scatter_gather:_gather",
+        "dataparallel:_gather",
         never("keys"),
         "test_one_replica_is_unlike_the_others",
         common="key a",

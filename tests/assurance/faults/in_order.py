@@ -75,7 +75,7 @@ STREAMS = [
     ),
     fault(
         "a device is done with its first stream",
-        "simgpu/_core/world:synchronize",
+        "simgpu/_core:synchronize",
         call_instead("max", min),
         SLEEP,
     ),
@@ -101,7 +101,7 @@ GRAPHS = [
     ),
     fault(
         "a replay writes to new memory",
-        "simgpu/_cuda/graphs:_into",
+        "simgpu/_cuda:_into",
         never("outputs"),
         REPLAYS,
         raises=Exception,

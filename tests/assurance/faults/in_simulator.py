@@ -48,11 +48,11 @@ MEMORY = [
         geometry="offset",
     ),
     fault(
-        "many numbers are copied before their memory is checked",
-        "simgpu/_ops/copies:to_copy",
-        never("MANY"),
+        "many numbers are made before their memory is checked",
+        "_look_for_room",
+        never("prod"),
         "test_room_is_asked_for_before_many_numbers_are_copied",
-        name="to",
+        name="zeros_like",
     ),
     fault(
         "arguments that share memory look separate",
@@ -97,7 +97,7 @@ DTYPES = [
     ),
     fault(
         "autocast keeps activations as it keeps parameters",
-        "simgpu/_ops/autocast:_cast",
+        "simgpu/_ops:_cast",
         drop_operand("is_leaf"),
         "test_a_parameter_is_cast_once_per_region",
     ),
@@ -132,7 +132,7 @@ RANDOM = [
     ),
     fault(
         "the second call of a thread repeats the first",
-        "simgpu/_random/fill:draw",
+        "simgpu/_random:draw",
         argument("words_of", 1, lambda place: place // 4 * 4),
         "test_threads_elements_and_offset",
         kind="float",
@@ -181,21 +181,21 @@ RANDOM = [
 REFUSALS = [
     fault(
         "an index past the end is the last device",
-        "simgpu/_core/world:device",
+        "simgpu/_core:device",
         instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
         "test_mistake_has_the_words_of_cuda",
         name="ordinals",
     ),
     fault(
         "memory below 0 is accepted",
-        "simgpu/_config/options:_bytes",
+        "simgpu/_config:_bytes",
         never(4),
         "test_memory_below_0_is_refused",
         memory="-1GiB",
     ),
     fault(
         "flash attention takes a mask",
-        "simgpu/_ops/attention:_no_mask",
+        "simgpu/_ops:_no_mask",
         always("attn_mask"),
         "test_kernel_takes_masks_and_causal_calls",
     ),
