@@ -455,6 +455,8 @@ class Fault:
                     values = values if isinstance(values, (tuple, list)) else (values,)
                     for name, value in zip(names, values if names[1:] else (row,), strict=False):
                         choices.setdefault(name.strip(), []).append(value)
+        if missing := choices.keys() - dict(self.given):
+            raise LookupError(f"{self.caught_by} has parameters that are not given: {missing}")
         return {
             name: next(
                 (each for each in choices.get(name, ()) if getattr(each, "__name__", 0) == value),

@@ -123,6 +123,8 @@ COLLECTIVES = [
         "Communicator.submit",
         never("ended"),
         "test_call_of_an_ended_group_raises",
+        end="destroy_process_group",
+        how="destroyed",
         raises=BaseException,
     ),
 ]
