@@ -49,6 +49,7 @@ class Progress:
         self.minutes, self.examples = minutes, examples
         self.terminal = sys.stderr.isatty()
         self.printed = -EVERY
+        self.collected = 0.0  # seconds from the start, which `minutes` does not count
         tqdm.monitor_interval = 0  # no thread that would refresh the line too
         self.bar = tqdm(
             total=None if minutes is None else minutes * 60,
@@ -62,7 +63,9 @@ class Progress:
     def show(self, tally: Tally, seconds: float) -> None:
         """Show what was counted in the first `seconds` of the campaign."""
         if self.minutes is not None:
-            self.bar.n = min(seconds, self.bar.total)
+            if not tally.properties:
+                self.collected = seconds
+            self.bar.n = min(seconds - self.collected, self.bar.total)
         else:
             assert self.examples is not None
             # Known once a session has collected its tests.
