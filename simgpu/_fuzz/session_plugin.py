@@ -18,6 +18,7 @@ import unittest
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 import hypothesis
@@ -260,6 +261,16 @@ def _deadline(config: pytest.Config) -> float | None:
     return None if seconds is None else time.monotonic() + seconds
 
 
+def _below_the_recorder(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the frames of the test, without those of hypothesis that have called it."""
+    below = traceback
+    while below is not None:
+        code, below = below.tb_frame.f_code, below.tb_next
+        if (code.co_name, code.co_filename) == ("body", __file__):
+            return below
+    return traceback
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     recorder = item.config.stash[_RECORDER]
@@ -281,6 +292,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     except (KeyboardInterrupt, pytest.exit.Exception) as raised:  # of which there is no report
         recorder.finish(raised)
         raise
+    except Exception as error:
+        raise error.with_traceback(_below_the_recorder(error.__traceback__))  # noqa: B904  # itself
     finally:
         examples.set_listener(None)
         handle.inner_test = original_test
