@@ -22,6 +22,7 @@ from hypothesis.strategies import DataObject
 from simgpu._fuzz.tally import Failure
 from simgpu._strategies.examples import DrawnTensor, node_id, text_of
 from simgpu._strategies.networks import Network
+from simgpu._util import naming
 
 PLAIN = (int, float, str, bytes, bool, range, type(None))
 
@@ -158,7 +159,7 @@ def regression_test(
         f"{name}={writer.write(value)}" for name, value in seen.items() if name not in fixtures
     ]
     package, _, module = test.__module__.rpartition(".")
-    load = marker = ""
+    load, markers = "", ""
     if by_path:
         module = "module"
         writer.imports.add("from simgpu.strategies import load_module")
@@ -172,14 +173,20 @@ def regression_test(
     if schedule is not None:
         writer.imports.add("import simgpu")
         body = f"with simgpu.schedule(replay={schedule!r}):\n" + indent(body, " " * 4)
-    imports = sorted(writer.imports)
-    if "devices" in seen and item.get_closest_marker("devices") is not None:
-        marker = f"@pytest.mark.devices({len(seen['devices'])})\n"
-        imports.insert(0, "import pytest")
+    # With another number of devices the values may be right.
+    if "devices" in seen:
+        markers = f"@pytest.mark.devices({len(seen['devices'])})\n"
+    if "cuda" in naming.names:  # by --as-cuda, for the whole session
+        wanted = f'torch.cuda.device_count() != {torch.cuda.device_count()}, reason="found on'
+        count = naming.plural(torch.cuda.device_count(), "device")
+        markers += f'@pytest.mark.skipif({wanted} {count}")\n'
+        writer.imports.add("import torch")
+    if markers:
+        writer.imports.add("import pytest")
     return (
-        "\n".join(imports)
+        "\n".join(sorted(writer.imports))
         + load
-        + f"\n\n\n{marker}def {test.__name__}_{key}({', '.join(fixtures)}):\n"
+        + f"\n\n\n{markers}def {test.__name__}_{key}({', '.join(fixtures)}):\n"
         + f'    """Found by fuzzing."""\n{indent(body, " " * 4)}'
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from simgpu._fuzz.sessions import range_text
 from simgpu._fuzz.tally import Failure, Tally
 from simgpu._util.naming import plural
 
@@ -67,13 +68,12 @@ def never_tried(tally: Tally, low: int, high: int) -> dict[int, list[int]] | Non
 
 def replay_command(failure: Failure, run: dict[str, Any]) -> str:
     """Return the command that runs one failing example again."""
-    low, high = run["devices"]
     words = ["python", "-m", "simgpu", "replay", failure.property]
     words += [failure.blob] if failure.blob else ["--database", run["database"]]
     words += [f"--{name}" for name in ("as-cuda", "schedules") if run.get(name.replace("-", "_"))]
-    words += ["--devices", f"{low}..{high}"]
+    words += ["--devices", range_text(run["devices"])]
     if run.get("ranks", [1, 8]) != [1, 8]:
-        words += ["--ranks", "{}..{}".format(*run["ranks"])]
+        words += ["--ranks", range_text(run["ranks"])]
     return shlex.join(words)
 
 

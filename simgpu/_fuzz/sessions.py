@@ -112,6 +112,12 @@ def absolute_database(database: str) -> str:
     return database if "://" in database else os.path.abspath(database)
 
 
+def range_text(numbers: tuple[int, int]) -> str:
+    """Return a range as --devices takes it."""
+    low, high = numbers
+    return str(low) if low == high else f"{low}..{high}"
+
+
 PLUGIN = "simgpu._fuzz.session_plugin"
 _NO_TESTS = 5  # what pytest ends with where nothing was left to run; it need not be installed here
 
@@ -194,7 +200,7 @@ def replay(
             )
             return 4
         if status == 0:
-            print(f"{name} passes now")
+            print(f"{name} passes now, with --devices {range_text(devices)}")
         if status == _NO_TESTS:
             print(
                 f"{name} is no property of hypothesis, of which there are examples to be replayed: "

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -112,7 +113,9 @@ def test_failure_is_found_kept_and_run_again(suite):
     suite(BROKEN.replace("batch <= 4 or", "batch >= 0 or"))
     mended = suite.simgpu(*command[3:])
     assert mended.returncode == 0
-    assert mended.stdout.splitlines()[-1] == f"{failure['property']} passes now"
+    assert mended.stdout.splitlines()[-1] == (
+        f"{failure['property']} passes now, with --devices 1..8"
+    )
     suite(BROKEN.replace("some = ", "data.draw(st.binary(min_size=99)); some = "))
     unfit = suite.simgpu(*command[3:])  # of an example that the property has no more
     assert unfit.returncode == 1
@@ -190,6 +193,12 @@ def test_property_that_names_cuda_is_fuzzed_and_run_again(suite):
     command = shlex.split(done.stdout.splitlines()[-1])
     again = suite.simgpu(*command[3:])
     assert "ValueError: 0 rows" in again.stdout, again.stdout
+    assert not re.search(r"hypothesis/core.py:|session_plugin.py:", again.stdout)
+    report = json.loads((suite.folder / "fuzz-report.json").read_text())
+    (suite.folder / "test_regression.py").write_text(report["failures"][0]["test"])
+    for count, outcome in ((3, "1 failed"), (4, "found on 3 devices")):
+        words = ("--as-cuda", "--device-count", str(count), "-rs", "test_regression.py")
+        assert outcome in suite.pytest(*words).stdout
 
 
 BY_PATH = """

@@ -262,14 +262,15 @@ def test_progress_line_shows_the_time_that_is_left(monkeypatch):
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     progress = Progress(10.0, None)
-    progress.show(Tally(), 1.0)
+    progress.show(Tally(), 30.0)  # not counted
+    assert "  0% |" in sys.stderr.getvalue()
     assert "collecting tests" in sys.stderr.getvalue()
-    progress.bar._time = lambda: progress.bar.start_t + 120
-    progress.show(tally, 120.0)
-    progress.show(tally, 120.5)
+    progress.bar._time = lambda: progress.bar.start_t + 150
+    progress.show(tally, 150.0)
+    progress.show(tally, 150.5)
     progress.close()
     line = next(line for line in sys.stderr.getvalue().split("\r") if "20%" in line)
-    assert re.match(r" 20% .*02:00<08:00", line)
+    assert re.match(r" 20% .*02:30<10:00", line)
     assert "\n" not in sys.stderr.getvalue()
 
 
@@ -279,6 +280,6 @@ def test_progress_line_ignores_the_variables_of_tqdm(python, reported):
     variables = {f"TQDM_{name.upper()}": reported for name in {*names} - {"self", "kwargs"}}
     program = (
         "from simgpu._fuzz.campaign import Progress; from simgpu._fuzz.tally import Tally;"
-        "Progress(1.0, None).show(Tally(), 15.0)"
+        "tally = Tally(); tally.properties = 1; Progress(1.0, None).show(tally, 15.0)"
     )
     assert " 25% |" in python("-c", program, **variables).stderr
