@@ -1,8 +1,12 @@
-"""`simgpu info`: prints versions, GPUs, devices, native tricks and the pytest plugin."""
+"""`simgpu info`: prints versions, GPUs, devices, native tricks and the pytest plugin.
+
+And `simgpu smi`: the simulated GPUs of programs that run now, as nvidia-smi shows them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -103,6 +107,30 @@ def add_arguments(commands: Any) -> None:
         "bug report.",
     )
     info.set_defaults(start=start)
+
+    smi_command = commands.add_parser(
+        "smi",
+        help="show the simulated GPUs of running programs",
+        description="Show the GPUs of each `simgpu run` of this user that runs now, with the "
+        "memory and the processes of this moment, as nvidia-smi does. The exit status is 1 if "
+        "none runs.",
+    )
+    smi_command.set_defaults(start=start_smi)
+
+
+def start_smi(options: argparse.Namespace) -> int:
+    """Print a table for each run."""
+    from simgpu._cuda.nvml import run_folder, smi
+
+    found = False
+    for folder, about in run_folder.running():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            table = smi.table(run_folder.gpus(folder))
+            print(f"simgpu run {about['program']} (process {about['pid']})\n{table}")
+            found = True
+    if not found:
+        print("simgpu smi: no `simgpu run` of this user is running", file=sys.stderr)
+    return 0 if found else 1
 
 
 def start(options: argparse.Namespace) -> int:

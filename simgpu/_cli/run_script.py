@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import machinery
 from typing import TYPE_CHECKING, Any
 
-from simgpu._util.naming import plural
+from simgpu._util.naming import RUN_FOLDER, plural
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,8 +154,11 @@ def make_devices(options: argparse.Namespace) -> str | None:
     texts = {**config_options.variables(), **given}
     count = options.devices or os.environ.get(config_options.COUNT) or 1
     config_options.clear_variables()
+    os.environ.pop(RUN_FOLDER, None)  # of a run that has started this one
     import torch  # noqa: F401  # makes no devices, without the variables
 
+    from simgpu._core import world
+    from simgpu._cuda.nvml import process, run_folder
     from simgpu._devices import block
     from simgpu.errors import RealCudaError
 
@@ -166,6 +169,11 @@ def make_devices(options: argparse.Namespace) -> str | None:
         block.start_process_devices({name: f"--{name} {value}" for name, value in given.items()})
     except (ValueError, RealCudaError) as error:
         return str(error)
+    here = world.current_world()
+    assert here is not None, "it has been made"
+    smi = options.name == "cuda" and (options.force or not run_folder.has_real_smi())
+    run_folder.make(" ".join(options.program), here.machine, smi)
+    process.join_run()
     return None
 
 

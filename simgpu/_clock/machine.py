@@ -188,6 +188,11 @@ class Machine(Instrument, Clock):
         """When the calling thread and this device have come to their end."""
         return max(self.hosts.line().time, self.timelines.end(device))
 
+    def utilization(self, device: int) -> int:
+        end = self.end
+        since = max(0.0, end - 1)
+        return round(100 * self.timelines.busy(device, since) / (end - since)) if end else 0
+
     # What happens on the devices.
 
     def before_launch(self, launch: Launch) -> None:

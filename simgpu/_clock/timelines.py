@@ -206,6 +206,20 @@ class Timelines(dict[Stream, list[Span]]):
         ends = (each[-1].end for (at, _), each in self.items() if device is None or at == device)
         return max(ends, default=0.0)
 
+    def busy(self, device: int, since: float) -> float:
+        """Seconds after `since` in which a stream of a device ran something."""
+        late: list[tuple[float, float]] = []
+        for (at, _), spans in [*self.items()]:
+            first = (
+                bisect_right(spans, since, key=attrgetter("end")) if at == device else len(spans)
+            )
+            late += [(max(span.begin, since), span.end) for span in spans[first:]]
+        seconds = 0.0
+        for begin, end in sorted(late):
+            seconds += max(0.0, end - max(begin, since))
+            since = max(since, end)
+        return seconds
+
     def ending_at(self, moment: float, first: Sequence[Stream] = ()) -> Span | None:
         """The work that ended at `moment`: on one of the streams `first`, or else on any."""
         others = sorted(self, key=lambda stream: (stream[0], str(stream[1])))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simgpu._util.naming import check_one_for_each_device
+from simgpu._util.naming import DEVICE_TYPE, check_one_for_each_device
 
 Names = str | Sequence[str] | None  # of the model of all devices, or one for each
 
@@ -49,6 +50,8 @@ class Model:
     """Of the multiprocessors, and then of the memory, in kHz, and the width of its bus in bits."""
     memory_clock_rate: int | None = None
     memory_bus_width: int | None = None
+    power_limit: int | None = None
+    """In watts."""
 
 
 # The model of a device by default. Programs see an own name and 16 GiB, and otherwise the
@@ -68,6 +71,7 @@ GENERIC = Model(
     peak_flops={},
     nvlink_bandwidth=None,
     pcie_bandwidth=None,
+    power_limit=700,
     source={"properties": "chosen: those of an H100 SXM, but for name and memory"},
     also=("simulated", "simulated gpu"),
 )
@@ -129,3 +133,8 @@ def models_of(count: int, names: Names) -> list[Model]:
         raise TypeError(f"model must be the name of a GPU or one name per device, got {names!r}")
     check_one_for_each_device("model", names, count)
     return [find(name) for name in names]
+
+
+def uuid_of(number: int, model: Model) -> uuid.UUID:
+    """Of a machine's device with a number: the same in every process, as that of a real one is."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{DEVICE_TYPE}:{number} {model.name}")

@@ -18,6 +18,7 @@ from simgpu._util.naming import (
     CPU_KERNELS,
     FULL_TRACE,
     MAX_DEVICES,
+    RUN_FOLDER,
     STRICT,
     check_one_for_each_device,
 )
@@ -227,7 +228,7 @@ def _errors_begin_with(name: str | None) -> Iterator[None]:
 COUNT = "SIMGPU_DEVICE_COUNT"
 AS_CUDA = "SIMGPU_AS_CUDA"
 NAMES = (COUNT, *VARIABLES.values(), AS_CUDA)
-SETTINGS = (CPU_KERNELS, FULL_TRACE, STRICT)  # which give a process no devices
+SETTINGS = (CPU_KERNELS, FULL_TRACE, STRICT, RUN_FOLDER)  # which give a process no devices
 
 
 def device_count() -> int | None:

@@ -35,6 +35,10 @@ class Clock:
         """When a launch, which the host began to run at `begin` and has run, began and ended."""
         return begin, self.now()
 
+    def utilization(self, device: int) -> int:
+        """Percent of the last second in which a device computed; 0 by the host's time."""
+        return 0
+
 
 current = Clock()  # the clock in force
 

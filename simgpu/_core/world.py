@@ -43,10 +43,11 @@ class World:
 
     def __init__(self, capacities: Sequence[int], models: Sequence[Model], rng: str) -> None:
         self.rng = rng
-        self._machine = list(zip(capacities, models, strict=True))
+        self.machine = list(zip(capacities, models, strict=True))
+        """Memory in bytes and model of all devices, of which the process may see some only."""
         self._order: Sequence[int] = ()
         self.devices: list[Device] = []
-        self.put_in_order(range(len(self._machine)))
+        self.put_in_order(range(len(self.machine)))
         self.visible: Callable[[int], Sequence[int]] | None = None
         """Which of so many devices the process may see, asked until it uses one; None: all."""
         self.initialized = False
@@ -73,17 +74,12 @@ class World:
             return False
         before, self._order = self.devices, tuple(order)
         self.devices = [
-            Device(index, *self._machine[number], self.rng, number)
+            Device(index, *self.machine[number], self.rng, number)
             for index, number in enumerate(order)
         ]
         for device, old in zip(self.devices, before, strict=False):
             device.generator = old.generator
         return True
-
-    @property
-    def machine_count(self) -> int:
-        """How many devices the machine has, of which the process may see some only."""
-        return len(self._machine)
 
     def in_use(self) -> bool:
         """Whether anything was done with the devices beyond counting and seeding them."""
@@ -182,7 +178,7 @@ def _look(world: World) -> None:
         return
     if world.in_use():
         world.visible = None
-    elif world.put_in_order(world.visible(world.machine_count)):
+    elif world.put_in_order(world.visible(len(world.machine))):
         for each in world.devices:
             each.confirm = device
         _set_active(world.devices)
@@ -214,7 +210,7 @@ def used_device(device_: DeviceLike) -> Device:
 def _none_visible(world: World) -> NoDevicesError:
     return NoDevicesError(
         "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES="
-        f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides all {world.machine_count} simulated ones"
+        f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides all {len(world.machine)} simulated ones"
     )
 
 
@@ -245,7 +241,7 @@ def device(index: int, hint: str = "") -> Device:
         raise _none_visible(_world)
     if not 0 <= index < len(_world.devices):
         last = len(_world.devices) - 1
-        hidden = _world.machine_count - len(_world._order)
+        hidden = len(_world.machine) - len(_world._order)
         more = f"; CUDA_VISIBLE_DEVICES hides {hidden} more" if hidden else _world.more
         there = f"are {last + 1} simulated devices, {DEVICE_TYPE}:0 to {DEVICE_TYPE}:{last}"
         if last == 0:

@@ -20,6 +20,7 @@ from simgpu._backend import namespace
 from simgpu._backend.namespace import snapshots, tensor_types
 from simgpu._backend.namespace.unsupported import REFUSED, refusal
 from simgpu._core import streams, world
+from simgpu._cuda.nvml.figures import CUDA_NUMBER, CUDA_TEXT
 from simgpu._util.naming import DEVICE_TYPE, PRIVATE_USE_1
 from simgpu._util.patching import Patches, Table
 
@@ -30,10 +31,8 @@ PATCHES = Table()
 # `torch.cuda.is_available()` is true then, and programs that found it so ask for versions next.
 # These are fixed: they say which interfaces a program may expect, and nothing of the computing.
 
-CUDA = (13, 0)
 CUDNN = (9, 20, 0)  # of PyTorch 2.13; attention prefers it since 9.15.1
 
-CUDA_NUMBER = CUDA[0] * 1000 + CUDA[1] * 10  # as in cuda.h
 CUDNN_NUMBER = CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]  # as in cudnn_version.h
 
 
@@ -54,7 +53,7 @@ def _cudnn_version() -> int:
 
 
 for _path, _value in {
-    "torch.version.cuda": ".".join(map(str, CUDA)),
+    "torch.version.cuda": CUDA_TEXT,
     "torch.backends.cuda.is_built": lambda: True,
     "torch.backends.cudnn.version": _cudnn_version,
     "torch.backends.cudnn.is_available": lambda: True,

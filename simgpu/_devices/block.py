@@ -29,6 +29,7 @@ from simgpu._cuda import (
     torch_cuda,
     torch_modules,
 )
+from simgpu._cuda.nvml import library, process
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Patches
 from simgpu.errors import DeviceBlockError, DevicesActiveError, RealCudaError
@@ -156,7 +157,7 @@ def _start(
     install.install()
     ends.callback(world.leave, world.enter(options))
     if as_cuda:
-        ends.callback(_rename().undo)
+        ends.callback(_rename(force).undo)
     name = "cuda" if as_cuda else DEVICE_TYPE
     return [torch.device(name, index) for index in range(world.device_count())]
 
@@ -205,7 +206,7 @@ def start_process(force: bool = False) -> None:
     """Use the devices of the process as CUDA, until it ends."""
     if not renaming.is_on():
         _check_no_cuda(force)
-        _for_ever.append(_rename())
+        _for_ever.append(_rename(force))
 
 
 # Patches that stay for the whole process: without a reference, the library of operators that they
@@ -227,6 +228,7 @@ FILES: tuple[ModuleType, ...] = (
     torch_cuda,
     process_groups,
     registered_kernels,
+    library,
     scripting,
 )
 
@@ -239,8 +241,9 @@ def _check_no_cuda(force: bool) -> None:
         )
 
 
-def _rename() -> Patches:
+def _rename(force: bool) -> Patches:
     """Put all tables in place; returns what undoes them."""
+    library.forced = force
     dynamo.skip_own_frames()  # of the modules that only this needs
     patches = Patches()
     try:
@@ -277,6 +280,7 @@ def start_process_devices(said_by: Mapping[str, str] | None = None) -> None:
     entered.more = f"; {config_options.COUNT}, or --devices of `simgpu run`, is their number"
     if named:
         start_process(force=named == "force")
+    process.join_run()
 
 
 # `simgpu.enable(n)` and `simgpu.disable()`: devices without a `with` block, for a notebook.

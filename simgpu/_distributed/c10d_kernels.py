@@ -144,7 +144,7 @@ def issue(
     index = device_of_call(group, tensors) if index is None else index
     _check_capture(name, index)
     here = world.current_world()
-    many = here is not None and here.machine_count > 1
+    many = here is not None and len(here.machine) > 1
     own_device = group.kind == "nccl" and many and not on_host
     device = f"{_machine()}:{world.device(index).number}" if own_device else ""
     first = calls[0]

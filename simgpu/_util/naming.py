@@ -12,6 +12,7 @@ PRIVATE_USE_1 = 20  # the same, as C++ numbers device types
 MAX_DEVICES = 64
 CPU_KERNELS = "SIMGPU_CPU_KERNELS"  # patterns of operators that may run by a kernel for the CPU
 FULL_TRACE = "SIMGPU_FULL_TRACE"  # whether tracebacks of programs have simgpu's own frames
+RUN_FOLDER = "SIMGPU_RUN_FOLDER"  # where the processes of one `simgpu run` find each other
 STRICT = "SIMGPU_STRICT"  # whether bugs that are silent on GPUs are warned of
 
 

@@ -94,7 +94,16 @@ def init(function, **options):
         function(store=torch.distributed.HashStore(), rank=0, world_size=1, **options)
 
 
-HELPERS = (within, same, warned, quiet, profiled, init)
+def by_nvml(ask):
+    """The result of what needs nvidia-ml-py; without it, PyTorch has to say so."""
+    if torch.cuda._HAS_PYNVML:
+        return ask()
+    with pytest.raises(ModuleNotFoundError, match="nvidia-ml-py"):
+        torch.cuda.utilization()
+    return True
+
+
+HELPERS = (by_nvml, within, same, warned, quiet, profiled, init)
 
 
 def test_every_public_name_has_a_row():

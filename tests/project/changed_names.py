@@ -2,10 +2,12 @@
 
 Run in a fresh interpreter, `main()` prints as JSON what differs: attributes that change and stand
 in no table, rows whose attribute does not change, and what `as_cuda` leaves behind. It looks at
-every loaded module and class of torch, at the classes of simgpu, and at built-in errors.
+every loaded module and class of torch, at the classes of simgpu, at built-in errors and at
+`ctypes.CDLL`.
 """
 
 import builtins
+import ctypes
 import importlib
 import json
 import pkgutil
@@ -36,6 +38,7 @@ def namespaces():
     """Modules and classes in which something could be replaced, by the name found first."""
     errors = [kind for kind in vars(builtins).values() if is_class(kind, BaseException)]
     found = {id(kind): (kind, f"builtins.{kind.__name__}") for kind in errors}
+    found[id(ctypes.CDLL)] = ctypes.CDLL, "ctypes.CDLL"
     todo = [(module, name) for name, module in sorted(sys.modules.items()) if of_torch(name)]
     todo.append((sys.modules["simgpu._util.naming"], "simgpu._util.naming"))
     for name, module in sorted(sys.modules.items()):

@@ -12,7 +12,7 @@ from simgpu import pytest_plugin
 from simgpu.__main__ import parser
 from simgpu._config.options import AS_CUDA, COUNT, NAMES, OPTIONS, SETTINGS
 from simgpu._pytest import options
-from simgpu._util.naming import CPU_KERNELS, FULL_TRACE, STRICT
+from simgpu._util.naming import CPU_KERNELS, FULL_TRACE, RUN_FOLDER, STRICT
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -31,6 +31,7 @@ VARIABLES = {
     CPU_KERNELS: "operators that may use their CPU kernel on a device, such as "
     '`"mine::op,other::*"` ([why](fidelity.md#known-differences-from-cuda))',
     FULL_TRACE: "`1`: tracebacks show the frames of simgpu, too",
+    RUN_FOLDER: "set by `simgpu run`: where its processes [find each other](nvml.md)",
     STRICT: "`1`: warn of [bugs that raise no error on GPUs](silent_bugs.md)",
 }
 

@@ -170,3 +170,59 @@ def test_run_takes_its_options_together(python, tmp_path):
     assert "simgpu run --races: 1 race" in done.stderr
     assert [line[:8] for line in done.stderr.splitlines()[-2:]] == ["simgpu:0", "simgpu:1"]
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+SMI_SCRIPT = """
+import json, os, subprocess, sys, torch
+child = '''
+import sys, torch
+x = torch.empty(30 * 2**20, dtype=torch.uint8, device="cuda")
+print("ready", flush=True)
+sys.stdin.read()
+'''
+def asked(*words, **more):
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, **more).stdout
+def apps():
+    query = "--query-compute-apps=gpu_bus_id,pid,used_memory"
+    rows = asked("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    return [row.split(", ") for row in rows]
+def start(number):
+    started = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "CUDA_VISIBLE_DEVICES": str(number)})
+    assert started.stdout.readline() == "ready\\n"
+    return started
+seen = [apps()]
+x = torch.empty(2 * 2**20, dtype=torch.uint8, device="cuda")
+one, two = start(1), start(2)
+seen.append(apps())
+outside = {name: value for name, value in os.environ.items() if not name.startswith("SIMGPU")}
+print(asked(sys.executable, "-m", "simgpu", "smi", env=outside), file=sys.stderr)
+one.kill(), one.wait()
+two.communicate()
+seen.append(apps())
+pids = os.getpid(), one.pid, two.pid
+print(json.dumps([pids, seen, len(torch.cuda._raw_device_uuid_nvml())]))
+"""
+
+
+@pytest.mark.full
+def test_nvidia_smi_shows_all_processes_of_a_run(python, script):
+    """And `simgpu smi` from anywhere. One that has ended, or was killed, is gone."""
+    done = python("-m", "simgpu", "run", "--devices", 3, "--model", "A100", script(SMI_SCRIPT))
+    assert done.returncode == 0, done.stderr
+    pids, seen, count = json.loads(done.stdout)
+    own, *others = [
+        [f"00000000:0{number + 1}:00.0", str(pid), str(size)]
+        for number, (pid, size) in enumerate(zip(pids, [20, 30, 30], strict=True))
+    ]
+    assert count == 3
+    assert seen == [[], [own, *others], [own]]
+    _, mine, table = done.stderr.partition(f"script.py (process {pids[0]})\n")
+    assert mine
+    for number, (pid, size) in enumerate(zip(pids, [20, 30, 30], strict=True)):
+        (row,) = [line for line in table.splitlines() if f" {pid} " in line]
+        assert row.split()[1] == str(number)
+        assert row.endswith(f" {size}MiB |")
+    after = python("-m", "simgpu", "smi")
+    assert f"(process {pids[0]})" not in after.stdout

@@ -20,7 +20,7 @@ from simgpu._backend.namespace import memory, random, snapshots, tensor_types, u
 from simgpu._backend.namespace.memory import *  # noqa: F403
 from simgpu._backend.namespace.memory import is_initialized as is_initialized
 from simgpu._backend.namespace.random import *  # noqa: F403
-from simgpu._config.gpus import GENERIC
+from simgpu._config.gpus import GENERIC, uuid_of
 from simgpu._core import streams, world
 from simgpu._core.device import Device
 from simgpu._core.streams import Event as Event
@@ -157,7 +157,7 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
         shared_memory_per_multiprocessor=model.shared_memory_per_multiprocessor,
         L2_cache_size=model.L2_cache_size or 0,
         warp_size=32,
-        uuid=_uuid(state),
+        uuid=uuid_of(state.number, model),
         pci_bus_id=state.number + 1,
         pci_device_id=0,
         pci_domain_id=0,
@@ -179,12 +179,6 @@ def _device_of_id(device: DeviceLike, what: str) -> Device:
     if count and not 0 <= index < count:
         raise AssertionError(f"Invalid {what} id: expected 0 to {count - 1}, got {index}")
     return world.device(index)
-
-
-def _uuid(device: Device) -> uuid.UUID:
-    """The same for a device in every process, as that of a real one is."""
-    name = f"{DEVICE_TYPE}:{device.number} {device.model.name}"
-    return uuid.uuid5(uuid.NAMESPACE_OID, name)
 
 
 def get_device_name(device: DeviceLike = None) -> str:

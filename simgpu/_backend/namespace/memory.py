@@ -126,11 +126,6 @@ def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
     return nested
 
 
-def device_memory_used(device: DeviceLike = None) -> int:
-    """Bytes of `device` that anyone uses: those that its allocator keeps."""
-    return memory_reserved(device)
-
-
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
     """`memory_stats` as a table for people."""
     state = world.used_device(device)

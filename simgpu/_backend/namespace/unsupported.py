@@ -18,14 +18,13 @@ from simgpu.errors import UnsupportedError
 # What simulated devices cannot do, by module.
 REFUSED: dict[str, str] = {
     "torch.cuda": (
-        "GreenContext clock_rate current_blas_handle current_solver_handle memory_usage "
-        "power_draw temperature utilization export_dot export_graph_data"
+        "GreenContext current_blas_handle current_solver_handle export_dot export_graph_data"
     ),
     "torch.cuda.green_contexts": "GreenContext",
     "torch.cuda.memory": (
         "CUDAPluggableAllocator MemPool "
         "caching_allocator_disabled change_current_allocator host_memory_stats "
-        "host_memory_stats_as_nested_dict list_gpu_processes "
+        "host_memory_stats_as_nested_dict "
         "reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool"
     ),
     "torch.cuda.nccl": "all_gather all_reduce init_rank reduce_scatter unique_id",
