@@ -3,12 +3,13 @@
 A page links to files outside docs (`../simgpu/...`), which a site does not have: such a link leads
 to the repository where the build knows it (`repo_url`), and is plain text elsewhere. The comments
 that `tests/support/pages.py` reads become titles of code blocks, or go. So does the line of a
-module's docstring that says what it may import.
+module's docstring that says what it may import. The foot of each page has the version.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 _OUTSIDE = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])+)\]\(\.\./([^)\s]+)\)")
@@ -17,6 +18,15 @@ _DIRECTIVE = re.compile(
     r"^<!-- (?:not run|exits with|checked by|begin|end)\b.* -->\n", re.MULTILINE
 )
 _IMPORTS = re.compile(r"<p>May import:.*?</p>", re.DOTALL)
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Set the foot of the pages."""
+    package = Path(config["config_file_path"]).parent / "simgpu" / "__init__.py"
+    version = re.search(r'^__version__ = "(.+)"$', package.read_text("utf-8"), re.MULTILINE)
+    assert version is not None
+    config["copyright"] = f"simgpu {version[1]}, under the MIT licence"
+    return config
 
 
 def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:

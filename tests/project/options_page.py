@@ -18,8 +18,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
 HEAD = """# Options, commands and environment variables
 
-`python -m tests.project.options_page` writes this page from the code that reads them. Commands are
-called as `simgpu COMMAND` or `python -m simgpu COMMAND`.
+| you want | use |
+| --- | --- |
+| a suite that names CUDA, unedited | [`pytest --as-cuda --device-count 4`](#options-of-pytest) |
+| a test on exactly two devices | [`@pytest.mark.devices(2)`](#markers-of-pytest) and the fixture \
+[`devices`](#fixtures-of-pytest) |
+| less memory, or that of a GPU model | `--device-memory 2GiB`, `--device-model T4` in pytest; \
+`--memory`, `--model` in [`simgpu run`](#simgpu-run) |
+| a script that names CUDA, unedited | [`simgpu run --devices 4 train.py`](#simgpu-run) |
+| a table of kernels, copies and memory | [`simgpu run --summary`](#simgpu-run) |
+| races, late kernels, other orders of threads, failing allocations | [`--races`, `--async`, \
+`--schedules 20`, `--faults oom`](#options-of-pytest) |
+| an estimate of time | [`simgpu run --clock A100`](#simgpu-run) |
+| the batch that breaks a test | [`simgpu fuzz`](#simgpu-fuzz) |
+| devices in a process and all that it starts | \
+[`SIMGPU_DEVICE_COUNT=4 SIMGPU_AS_CUDA=1`](#environment-variables) |
+
+Commands are called as `simgpu COMMAND` or `python -m simgpu COMMAND`.
+"""
+
+FOOT = """
+`python -m tests.project.options_page` writes this page from the code that reads the options.
 """
 
 FIXTURES = ("devices", "module_devices", "session_devices", "ranks")
@@ -119,7 +138,8 @@ def page(_=""):
         if rows:
             text += f"\n{_table(('argument', 'what it does'), rows)}"
     rows = [(f"`{name}`", VARIABLES[name]) for name in (*NAMES, *SETTINGS)]
-    return f"{text}\n## Environment variables\n\n{_table(('variable', 'what it does'), rows)}"
+    text += f"\n## Environment variables\n\n{_table(('variable', 'what it does'), rows)}"
+    return text + FOOT
 
 
 if __name__ == "__main__":
