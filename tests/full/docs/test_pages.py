@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.pages import PAGES, run_page
 
-WITH_RACES = ("races", "simulation")
+WITH_RACES = ("races", "asynchronous")
 IN_DEFAULT = ("README",)  # tests/project/test_docs.py runs it
 
 pages = partial(pytest.mark.parametrize, "path", ids=lambda path: path.stem)

@@ -159,7 +159,7 @@ def test_a_failed_launch_requests_its_memory_again(simulated, name, shape):
 
 
 def test_binomial_is_the_known_exception(simulated):
-    """PyTorch cannot tell its results beforehand: docs/simulation.md says so."""
+    """PyTorch cannot tell its results beforehand: docs/out_of_memory.md says so."""
     x = torch.ones(3, device=simulated[0])
     state = torch.simgpu.get_rng_state(0)
     with simgpu.faults(oom_at=0), pytest.raises(OutOfMemoryError):
