@@ -203,8 +203,10 @@ def run_script(program: Program, options: argparse.Namespace) -> None:
         # Looked up only here and only when asked for: simgpu does without that package.
         nn: Any = importlib.import_module("torch.nn")
         ours = importlib.import_module("dataparallel")
-        nn.DataParallel = nn.parallel.DataParallel = ours.DataParallel
-        nn.parallel.data_parallel = ours.data_parallel
+        # The module of the class, which torch.nn.parallel hides behind the function of its name.
+        theirs: Any = importlib.import_module("torch.nn.parallel.data_parallel")
+        nn.DataParallel = nn.parallel.DataParallel = theirs.DataParallel = ours.DataParallel
+        nn.parallel.data_parallel = theirs.data_parallel = ours.data_parallel
     _watch_until_exit(options.trace, options.summary)
     try:
         with contextlib.ExitStack() as stack:

@@ -141,8 +141,10 @@ def test_threads_that_outlive_the_script_are_watched(python, script, tmp_path, e
 PROGRAM = """
 import sys, torch
 from torch import nn
+from torch.nn.parallel.data_parallel import DataParallel  # as synchronized batch norms do
 
-model = nn.DataParallel(nn.Linear(3, 2).to("simgpu:0"))
+model = DataParallel(nn.Linear(3, 2).to("simgpu:0"))
+assert type(model) is nn.DataParallel is nn.parallel.DataParallel
 print(type(model).__module__, sys.argv[1:])
 print(torch.simgpu.get_rng_state(0).numel() == torch.get_rng_state().numel())
 for k in range(2):
