@@ -20,6 +20,7 @@ from simgpu._config.options import DeviceOptions, Memory
 from simgpu._core import world
 from simgpu._cuda import (
     compiled_code,
+    extensions,
     graphs,
     process_groups,
     registered_kernels,
@@ -229,6 +230,7 @@ FILES: tuple[ModuleType, ...] = (
     process_groups,
     registered_kernels,
     library,
+    extensions,
     scripting,
 )
 

@@ -16,6 +16,7 @@ DATA = (
     "simgpu/py.typed",
     "dataparallel/py.typed",
     "simgpu/_config/gpus.json",
+    "simgpu/_cuda/extension.h",
     "simgpu/_fuzz/templates/report.css",
     "simgpu/_fuzz/templates/report.html.jinja",
 )
