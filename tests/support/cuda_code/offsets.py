@@ -184,7 +184,7 @@ def run(case, side):
     side.module.manual_seed(7)
     before, error = _offset(side, device), None
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), side.values():
             warnings.simplefilter("ignore")
             CALLS[case["call"]](case["n"], device)
     except (RuntimeError, ValueError) as raised:
