@@ -103,7 +103,7 @@ def run(case, side):
         return None
     leaves: list = []
     try:
-        with warnings.catch_warnings(), torch.backends.cudnn.flags(False):
+        with warnings.catch_warnings(), torch.backends.cudnn.flags(True, allow_tf32=False):
             warnings.simplefilter("ignore")
             first, more, named = tree_map(
                 lambda value: _there(value, side, leaves), _arguments(found[0])
