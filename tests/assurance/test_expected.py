@@ -1,9 +1,13 @@
 """The tables of expected failures: what they mean, and that those in the repository can be read."""
 
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.assurance import expected
-from tests.assurance.emulated_cuda import suite
+from tests.assurance.emulated_cuda import environment, suite
 from tests.assurance.expected import Entry, Outcome
 from tests.assurance.upstream.__main__ import TABLE
 
@@ -68,3 +72,27 @@ def test_invalid_entry_is_refused(tmp_path, table):
 def test_the_tables_can_be_read():
     assert expected.read(suite.FILE)
     assert all(entry.file for entry in expected.read(TABLE))
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_session_on_emulated_gpus_reports_passes_and_failures(tmp_path, monkeypatch, status):
+    table = tmp_path / "expected.toml"
+    table.write_text('[[expected]]\nreason = "r"\ntests = ["a.py::test_[xyz]"]\n')
+    monkeypatch.setattr(suite, "FILE", table)
+    monkeypatch.setattr(environment.Machine, "environment", lambda self, **more: more)
+    seen = [["x", "passed"], ["y", "failed"], ["y", "passed"], ["z", "skipped"], ["w", "failed"]]
+
+    def session(command, env, **options):
+        lines = [json.dumps({"test": f"a.py::test_{n}", "outcome": o, "text": n}) for n, o in seen]
+        Path(env["EMULATED_CUDA_OUTCOMES"]).write_text("\n".join(lines))
+        return subprocess.CompletedProcess(command, status, "it ended")
+
+    monkeypatch.setattr(suite.subprocess, "run", session)
+    result = suite.run(environment.Machine())
+    assert result.passes == ["a.py::test_x"]
+    assert result.known == {"r": ["a.py::test_y"]}
+    assert result.failures == {"a.py::test_w": "w"}
+    assert (result.skipped, result.broken) == (1, "it ended" if status == 2 else "")
+    assert all(
+        name in suite.report(result) for name in ("PASSED a.py::test_x", "FAILED a.py::test_w")
+    )

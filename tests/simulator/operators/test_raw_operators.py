@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
+from simgpu._ops import table
 from simgpu._ops.calls import Arguments
 from tests.support.observe import place, plain, values
 
@@ -41,6 +42,15 @@ def test_a_call_without_tensors_of_a_device_is_handed_on_as_it_is(simulated):
     index, (first, second), _ = Arguments(torch.ops.aten.add.Tensor).read((x, y), {})
     assert index == -1
     assert (first is x, second is y) == (True, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_product_keeps_negative_zeros_in_float64_only(dtype):
+    """cuBLAS adds products of other dtypes to 0; the CPU's zeros depend on its build."""
+    product = table.facts_of(torch.ops.aten.mm.default).host
+    first, second = torch.ones(2, 1, dtype=dtype), torch.zeros(1, 3, dtype=dtype)
+    zeros = product(lambda keys, *factors: -torch.zeros(2, 3, dtype=dtype), None, first, second)
+    assert zeros.signbit().tolist() == [[dtype == torch.float64] * 3] * 2
 
 
 # PyTorch compiles its rules for forward mode when the first is needed.
