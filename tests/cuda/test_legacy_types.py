@@ -132,6 +132,7 @@ def test_only_types_of_dense_floating_point_tensors_are_defaults(cuda, kind, wor
     assert torch.ones(1).device == torch.device("cpu")
 
 
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_default_type_keeps_a_default_device(cuda, defaults_kept):
     """Only one that a default type brought is taken away by another type."""
     torch.set_default_device("cuda:1")

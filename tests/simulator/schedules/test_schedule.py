@@ -196,7 +196,7 @@ def test_invalid_token_is_refused(replay):
 @pytest.mark.parametrize(
     "how",
     [
-        {"seed": -1}, {"seed": True}, {"seed": 1.0}, {"strategy": "dfs"},
+        {"seed": -1}, {"seed": 2**64}, {"seed": True}, {"seed": 1.0}, {"strategy": "dfs"},
         {"max_steps": 0}, {"max_steps": "9"}, {"max_steps": True},
     ],
 )  # fmt: skip
