@@ -108,7 +108,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ran = [report for how in ("passed", "failed") for report in stats.get(how, [])]
     skipped = stats.get("skipped", [])
     lines = [*markers.skip_lines(skipped), *markers.left_out_lines(ran)]
-    lines += cuda_lines([*skipped, *stats.get("failed", []), *stats.get("error", [])])
+    reports = [*skipped, *stats.get("failed", []), *stats.get("error", [])]
+    lines += cuda_lines(reports, read_options(terminalreporter.config))
     for line in lines:
         terminalreporter.write_line(line)
 

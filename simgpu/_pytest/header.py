@@ -108,13 +108,15 @@ def add_hint(item: pytest.Item, error: BaseException, report: pytest.TestReport)
         report.sections.append(("simgpu", hint))
 
 
-# How many tests were skipped or failed since there is no CUDA, at the end of the session.
+# How many tests were skipped or failed since there is no CUDA, at the end of the session; under
+# --as-cuda, how many were skipped that name a number of GPUs.
 #
 # A skip of `skipif(torch.cuda.device_count() < 2, reason=...)` looks like any other: its reason or
 # its decorators name CUDA or GPUs.
 
 _WANTS_CUDA = "simgpu wants cuda"
 _NAMES_CUDA = re.compile(r"cuda|nccl|(?<!sim)gpus?(?![a-z])", re.IGNORECASE)
+_COUNTS_GPUS = re.compile(r"device_count|gpus(?![a-z])|multi.?gpu", re.IGNORECASE)
 
 
 def note_want_of_cuda(
@@ -124,15 +126,16 @@ def note_want_of_cuda(
 ) -> None:
     """Note on the report of a test or a module that it was skipped or failed for want of CUDA."""
     options = read_options(node.config)
-    if options.as_cuda or options.kind == "cuda" or hasattr(report, "wasxfail"):
+    if options.kind == "cuda" or hasattr(report, "wasxfail"):
         return
     text = text_of(error)
-    wants = any(words in text for words in _NO_CUDA)
+    wants = not options.as_cuda and any(words in text for words in _NO_CUDA)
     if report.skipped:
         ours = bool(properties([report], WANTED_PROPERTY))
-        wants = not ours and _NAMES_CUDA.search(f"{text} {_decorators(node)}") is not None
+        words = _COUNTS_GPUS if options.as_cuda else _NAMES_CUDA
+        wants = not ours and words.search(f"{text} {_decorators(node)}") is not None
         wants = wants and "real" not in text.split()  # for which simulated ones do not do
-    if wants and not _has_cuda():
+    if wants and (options.as_cuda or not _has_cuda()):
         noted = [*getattr(report, "user_properties", ()), (_WANTS_CUDA, report.outcome)]
         vars(report)["user_properties"] = noted  # that of a module has none
 
@@ -153,11 +156,17 @@ def _has_cuda() -> bool:
         return "torch" not in sys.modules or bool(sys.modules["torch"].cuda.is_available())
 
 
-def cuda_lines(reports: Iterable[Any]) -> list[str]:
+def cuda_lines(reports: Iterable[Any], options: SessionOptions) -> list[str]:
     """The line about tests that were skipped or failed for want of CUDA; none if no test was."""
     outcomes = properties(reports, _WANTS_CUDA)
     if not outcomes:
         return []
+    if options.as_cuda:
+        has = naming.plural(options.count_or_default, "GPU")
+        return [
+            f"{len(outcomes)} skipped by a condition that names a number of GPUs: this session has "
+            f"{has}, and --device-count gives it another number"
+        ]
     counts = [f"{n} {what}" for what in ("skipped", "failed") if (n := outcomes.count(what))]
     return [
         f"{' and '.join(counts)} for want of CUDA: pytest --as-cuda runs the session on simulated "

@@ -17,7 +17,7 @@ import pytest
 
 from simgpu._pytest.markers import closest_of_ours, fail_item, fail_marker, options_for
 from simgpu._pytest.options import SessionOptions
-from simgpu._strategies.examples import node_id
+from simgpu._strategies.examples import node_id, text_of
 
 # Runs a test by calling it without arguments, perhaps several times.
 Around = Callable[["functools.partial[Any]"], Any]
@@ -174,7 +174,7 @@ def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> 
     from simgpu._util.frames import program_line
     from simgpu.errors import OutOfMemoryError
 
-    line, by_torch = "", False
+    line, by_torch, failure = "", False, None
     with simgpu.faults(oom_at=number) as injected:
         try:
             run()
@@ -183,12 +183,24 @@ def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> 
             if not injected.passed_on(error, OutOfMemoryError):
                 if not injected.fired or isinstance(error, OutOfMemoryError):
                     raise
-                pytest.fail(f"with {injected.fired[0]}, the test raised {error!r}")
+                failure = _raised(error, str(injected.fired[0]))
+    if failure is not None:  # not above, where Python would add `error` to its traceback
+        raise failure
     if kept := _more_than(taken):
         place = injected.fired[0] if injected.fired else "no failure"
         line = injected.line or line  # a thread of torch.nn.DataParallel has none
         place += f" ({line})" if line else ""
+        __tracebackhide__ = False  # pytest remarks on a traceback whose frames are all hidden
         pytest.fail(f"with {place}, {kept} {_why_kept(taken, by_torch)}", pytrace=False)
+
+
+def _raised(error: BaseException, fired: str) -> BaseException:
+    """The failure of a test that raised `error`: with its frames and the errors before it."""
+    text = f"with {fired}, the test raised {type(error).__name__}: {text_of(error)}"
+    failure = pytest.fail.Exception(text).with_traceback(error.__traceback__)
+    failure.__cause__, failure.__context__ = error.__cause__, error.__context__
+    failure.__suppress_context__ = error.__suppress_context__
+    return failure
 
 
 def _more_than(taken: list[int]) -> str:
@@ -225,7 +237,7 @@ def _why_kept(taken: list[int], by_torch: bool) -> str:
         instead = "use dataparallel.DataParallel, which keeps none, "
     return (
         f"stay taken until Python's garbage collector runs, on GPUs too: {cause}.\n"
-        f"Way out: {instead}call gc.collect() after the error was handled, or leave the "
+        f"Way out: {instead}call gc.collect() after the `except` block, or leave the "
         'test out with @pytest.mark.without("--faults", reason="...")'
     )
 

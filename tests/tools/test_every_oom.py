@@ -87,7 +87,8 @@ def test_each_allocation_of_a_marked_test_fails_once(pytester):
     reported = result.stdout.str()
     assert "with allocation 0, of 512 bytes on simgpu:0, the test raised KeyError" in reported
     assert "512 bytes on device 0 stay taken, also after gc.collect()" in reported
-    assert "the test raised AssertionError" in reported
+    assert "the test raised AssertionError: " in reported
+    assert "All traceback entries are hidden" not in reported
     chosen = ("-k", "without_the_marker", "--faults", "oom")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *chosen)
     result.assert_outcomes(failed=1)

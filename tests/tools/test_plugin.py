@@ -261,6 +261,8 @@ def test_session_without_cuda_counts_tests_that_need_it(pytester, workers):
     result = pytester.runpytest_subprocess(*options, "--as-cuda")
     result.assert_outcomes(passed=4, skipped=3, xpassed=1)
     assert "for want of CUDA" not in result.stdout.str()
+    result = pytester.runpytest_subprocess(*options, "--as-cuda", "--device-count", "1")
+    result.stdout.fnmatch_lines(["2 skipped by a condition that names a number * has 1 GPU, *"])
 
 
 MODULES = {
