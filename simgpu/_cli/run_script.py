@@ -172,7 +172,10 @@ def make_devices(options: argparse.Namespace) -> str | None:
     here = world.current_world()
     assert here is not None, "it has been made"
     smi = options.name == "cuda" and (options.force or not run_folder.has_real_smi())
-    run_folder.make(" ".join(options.program), here.machine, smi)
+    try:
+        run_folder.make(" ".join(options.program), here.machine, smi)
+    except OSError as error:
+        print(f"simgpu run: no nvidia-smi shows these devices: {error}", file=sys.stderr)
     process.join_run()
     return None
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from simgpu._clock.machine import Machine
-from simgpu._clock.timelines import Line, Span, Timelines
+from simgpu._clock.timelines import Line, Span, Timelines, covered
 from simgpu._clock.topology import check_amount, topology_of
 from simgpu._config.gpus import GENERIC, Model, Names, models, models_of
 from simgpu._core import clock as runtime_clock
@@ -230,18 +230,9 @@ def _share(timelines: Timelines, index: int, end: float) -> Share:
         for span in each
     }.values()
     kernels = [span for span in spans if span.kind == "kernel"]
-    busy, taken = _covered(kernels), _covered(spans)
+    busy, taken = covered(kernels), covered(spans)
     device, moving = visible_text(f"{DEVICE_TYPE}:{index}"), len(spans) - len(kernels)
     return Share(device, busy, taken - busy, end - taken, len(kernels), moving)
-
-
-def _covered(spans: Iterable[Span]) -> float:
-    """Seconds in which at least one of the spans runs."""
-    total, until = 0.0, 0.0
-    for begin, end in sorted((span.begin, span.end) for span in spans):
-        total += max(end - max(begin, until), 0.0)
-        until = max(until, end)
-    return total
 
 
 class Estimate:

@@ -16,7 +16,7 @@ import torch
 
 from simgpu._clock import durations
 from simgpu._clock.durations import Durations, nbytes
-from simgpu._clock.timelines import Hosts, Line, Span, Stream, Timelines, is_in_backward
+from simgpu._clock.timelines import Hosts, Line, Span, Stream, Timelines, covered, is_in_backward
 from simgpu._clock.topology import Place, Route, Topology
 from simgpu._config.gpus import Model
 from simgpu._core import streams, world
@@ -191,7 +191,9 @@ class Machine(Instrument, Clock):
     def utilization(self, device: int) -> int:
         end = self.end
         since = max(0.0, end - 1)
-        return round(100 * self.timelines.busy(device, since) / (end - since)) if end else 0
+        lines = [spans for (at, _), spans in [*self.timelines.items()] if at == device]
+        kernels = [span for spans in lines for span in spans if span.kind == "kernel"]
+        return round(100 * covered(kernels, since) / (end - since)) if end else 0
 
     # What happens on the devices.
 

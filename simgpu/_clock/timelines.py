@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -206,20 +206,6 @@ class Timelines(dict[Stream, list[Span]]):
         ends = (each[-1].end for (at, _), each in self.items() if device is None or at == device)
         return max(ends, default=0.0)
 
-    def busy(self, device: int, since: float) -> float:
-        """Seconds after `since` in which a stream of a device ran something."""
-        late: list[tuple[float, float]] = []
-        for (at, _), spans in [*self.items()]:
-            first = (
-                bisect_right(spans, since, key=attrgetter("end")) if at == device else len(spans)
-            )
-            late += [(max(span.begin, since), span.end) for span in spans[first:]]
-        seconds = 0.0
-        for begin, end in sorted(late):
-            seconds += max(0.0, end - max(begin, since))
-            since = max(since, end)
-        return seconds
-
     def ending_at(self, moment: float, first: Sequence[Stream] = ()) -> Span | None:
         """The work that ended at `moment`: on one of the streams `first`, or else on any."""
         others = sorted(self, key=lambda stream: (stream[0], str(stream[1])))
@@ -229,3 +215,12 @@ class Timelines(dict[Stream, list[Span]]):
             if number < len(spans) and spans[number].end == moment:
                 return spans[number]
         return None
+
+
+def covered(spans: Iterable[Span], since: float = 0.0) -> float:
+    """Seconds after `since` in which at least one of the spans runs."""
+    total, until = 0.0, since
+    for begin, end in sorted((span.begin, span.end) for span in spans):
+        total += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return total

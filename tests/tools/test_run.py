@@ -4,6 +4,7 @@ Here its options are taken together; what each does is in the other files of thi
 """
 
 import json
+import os
 
 import pytest
 
@@ -228,3 +229,11 @@ def test_nvidia_smi_shows_all_processes_of_a_run(python, script):
         assert row.endswith(f" {size}MiB |")
     after = python("-m", "simgpu", "smi")
     assert f"(process {pids[0]})" not in after.stdout
+
+
+def test_program_runs_where_no_folder_can_be_made(python, tmp_path):
+    (tmp_path / f"simgpu-{os.getuid()}").write_text("a file")
+    code = "import torch; print(torch.ones(1, device='cuda').device)"
+    done = python("-m", "simgpu", "run", "-c", code, TMPDIR=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "cuda:0\n")
+    assert "simgpu run: no nvidia-smi shows these devices: " in done.stderr

@@ -44,9 +44,13 @@ def _parent() -> Path:
 def make(program: str, machine: Sequence[tuple[int, Model]], smi: bool) -> None:
     """Make the folder of this process and of those that it starts, until it ends.
 
-    With `smi`, they find an nvidia-smi in their PATH.
+    With `smi`, they find an nvidia-smi in their PATH. Raises OSError where there can be no folder.
     """
     _parent().mkdir(mode=0o700, exist_ok=True)
+    if _parent().stat().st_uid != os.getuid():
+        raise PermissionError(f"{_parent()} is a folder of another user")
+    for _ in running():  # which removes those of commands that were killed
+        pass
     folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=_parent()))
     devices = [[model.key, total] for total, model in machine]
     text = json.dumps({"pid": os.getpid(), "program": program, "devices": devices})

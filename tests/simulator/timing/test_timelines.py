@@ -1,6 +1,7 @@
 """Times of streams, events and the host are those that CUDA's rules give, to the bit."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -66,6 +67,11 @@ def test_time_goes_on_and_nothing_is_lost(simulated, program):
         )
         kernels = [span for span in spans if span.kind == "kernel"]
         assert share.busy == pytest.approx(float(union(kernels)), rel=1e-12)
+        since = max(0.0, estimate.end - 1)
+        late = [replace(span, begin=max(span.begin, since)) for span in kernels if span.end > since]
+        utilization = estimate._machine.utilization(int(share.device.removeprefix("simgpu:")))
+        rate = 100 * float(union(late)) / (estimate.end - since) if estimate.end else 0
+        assert utilization == pytest.approx(rate, abs=0.5001)
         parts = share.busy, share.copying, share.waiting
         assert min(parts) >= 0
         assert sum(parts) == pytest.approx(estimate.end, rel=1e-12)
