@@ -217,7 +217,7 @@ def _reduce(generator: Any) -> Any:
 
 @PATCHES.action(
     "`copyreg.pickle`: the reducer of generators of the CPU",
-    why="PyTorch's own names torch.Generator, the proxy, which pickle finds under no name",
+    why="PyTorch's reducer names torch.Generator, now a proxy that pickle cannot find",
 )
 def _register_reducer(_: Patches) -> None:
     copyreg.pickle(_Stock, _reduce)

@@ -44,7 +44,7 @@ def _forget_now_and_later(patches: Patches) -> None:
 
 @PATCHES.action(
     "the compiler's table of the classes that choose a device",
-    why="imported meanwhile, it took `torch.simgpu.device` for CUDA's, which refuses simgpu:1",
+    why="imported in as_cuda, it took `torch.simgpu.device` for CUDA's, which refuses simgpu:1",
 )
 def _forget_class_later(patches: Patches) -> None:
     def forget() -> None:

@@ -253,7 +253,7 @@ def _impl(
 
 
 @PATCHES.around(
-    "torch.library.get_kernel", why="who overrides a kernel of CUDA asks for it first, to call it"
+    "torch.library.get_kernel", why="code that overrides a CUDA kernel gets it first, to call it"
 )
 def _get_kernel(stock: Callable[..., Any], op: Any, dispatch_key: Any) -> Any:
     name = dispatch_key if isinstance(dispatch_key, str) else dispatch_key.name

@@ -156,7 +156,7 @@ def _static(position: int | None, argument: str) -> Callable[[Any], Any]:
     return lambda stock: staticmethod(takes_device(stock, position, argument))
 
 
-_WHY_SUBCLASS = "a subclass says on which device it pretends to be, and C++ believes it"
+_WHY_SUBCLASS = "a subclass names the device that it reports, and C++ takes it as given"
 
 PATCHES.add("torch.Tensor.device", value=renamed(_raw_device), why=WHY_RENAMED)
 PATCHES.add("torch.Tensor.is_cuda", value=property(_is_cuda), why="is true on these devices")
@@ -184,7 +184,7 @@ def _with_our_methods(allowed: list[Any]) -> list[Any]:
 
 @PATCHES.action(
     "the cache of `torch.utils._device._device_constructors`, filled before the next rows",
-    why="the default device is for functions that PyTorch knows by identity: the stock ones",
+    why="PyTorch knows by identity which functions take the default device: the stock ones",
 )
 def _fill_constructors(_: Patches) -> None:
     torch.utils._device._device_constructors()
@@ -199,7 +199,7 @@ PATCHES.add(
 
 @PATCHES.action(
     "the same functions in that cache",
-    why="a mode is handed the function that the program has called",
+    why="a mode receives the function that the program called",
 )
 def _let_default_device_know(patches: Patches) -> None:
     """Add the functions in place of stock ones to those that the default device is for."""

@@ -196,7 +196,7 @@ for _name, _function in FUNCTIONS.items():
 
 PATCHES.action(
     "memory that a program has asked for without a tensor: it is given back at the end",
-    why="it is that of devices which end",
+    why="the devices that it belongs to end",
 )(lambda patches: patches.then(_raw.clear))
 
 

@@ -70,7 +70,7 @@ def _preferred_linalg_library(stock: Any) -> Any:
 
 @PATCHES.around(
     "torch.autograd.profiler.profile.__init__",
-    why="times of CUDA are asked for, and only the host's exist: a warning says so",
+    why="CUDA times are requested, and only host times exist: it warns",
 )
 def _profiler_of_host(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
     """`torch.autograd.profiler.profile.__init__`, which warns that devices have no times."""
@@ -94,7 +94,7 @@ for _kernel in ("flash", "efficient", "cudnn"):
         f"torch.backends.cuda.can_use_{_kernel}_attention",
         value=functools.partial(attention.can_use, getattr(attention, _kernel.upper())),
         optional=True,
-        why="a build without CUDA says no of every call",
+        why="a build without CUDA answers False to every call",
     )
 PATCHES.add(
     "torch.backends.cuda.is_flash_attention_available",
@@ -255,7 +255,7 @@ PATCHES.action(
     "torch._C._get_accelerator",
     "torch._C._accelerator_getAccelerator",
     optional=True,
-    why="libraries ask for the accelerator of the machine, which goes by the name of CUDA",
+    why="libraries ask for the accelerator of the machine, which has the name cuda",
 )
 def _current_accelerator(check_available: bool = False) -> torch.device | None:
     """`torch.accelerator.current_accelerator()`: CUDA, also where CUDA_VISIBLE_DEVICES hides it."""

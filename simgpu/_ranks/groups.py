@@ -28,7 +28,7 @@ _C10D = "torch.distributed.distributed_c10d"
 _GROUP, _FAKE, _STORE = (
     f"torch._C._distributed_c10d.{name}" for name in ("ProcessGroup", "FakeProcessGroup", "Store")
 )
-_WHY_SPLIT = "C++ would split what connects ranks, and those of one process meet in memory"
+_WHY_SPLIT = "C++ would split connections between ranks, and those of one process have none"
 
 
 class Groups(distributed_c10d._World):
@@ -173,12 +173,12 @@ for _name, _value in {
     "_group_start": staticmethod(lambda: None),
     "_group_end": staticmethod(lambda: None),
 }.items():
-    PATCHES.add(f"{_FAKE}.{_name}", value=_value, why="as NCCL's class answers")
+    PATCHES.add(f"{_FAKE}.{_name}", value=_value, why="answers as NCCL's class does")
 PATCHES.add(
     f"{_C10D}._create_process_group_wrapper",
     value=lambda wrapped_pg, *_, **__: wrapped_pg,
     optional=True,
-    why="debug mode compares the calls of ranks through gloo; here they are compared always",
+    why="debug mode compares the calls of ranks by gloo; here they are always compared",
 )
 PATCHES.add(
     f"{_C10D}._maybe_attach_flight_recorder",
@@ -204,7 +204,7 @@ class _InstancesOf(type):
         for module in (_C10D, "torch.distributed")
     ),
     optional=True,
-    why="ranks of one process meet in memory, and connect to no process",
+    why="ranks of one process exchange data in memory, without connections",
 )
 def _fake(stock: Any) -> type:
     """A class in the place of ProcessGroupNCCL or ProcessGroupGloo: there is nothing to connect."""
@@ -236,7 +236,7 @@ def _not_gloo(stock: Callable[..., Any], self: Any, *args: Any) -> Any:
 
 
 @PATCHES.action(
-    "the CPU kernels of the c10d operators", why="tensors of the host meet in memory, too"
+    "the CPU kernels of the c10d operators", why="CPU tensors are exchanged in memory, too"
 )
 def _take_tensors_of_the_host(patches: Patches) -> None:
     patches.then(c10d_kernels.register("CPU")._destroy)

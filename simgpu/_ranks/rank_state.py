@@ -484,7 +484,7 @@ def _forget() -> None:
 
 @PATCHES.action(
     "what torch.compile has compiled: it is forgotten",
-    why="it holds what was so outside of the world, such as that there is no default group",
+    why="it assumes what was true outside the world, such as that there is no default group",
 )
 def _forget_now_and_later(patches: Patches) -> None:
     _forget()

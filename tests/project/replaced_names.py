@@ -17,9 +17,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
 
 HEAD = """# Replaced names of torch
 
-Every attribute of torch that simgpu replaces, and why. The tables are those of the source files
-named above them; `python -m tests.project.replaced_names` writes this page, and
-`tests/project/test_replaced_names.py` compares the tables with the attributes that really change.
+Every attribute of torch that simgpu replaces, and why. Each table is in the source file named above
+it. `python -m tests.project.replaced_names` writes this page, and
+`tests/project/test_replaced_names.py` compares the tables with the attributes that change.
 [architecture.md](architecture.md#add-a-replacement-of-a-torch-attribute) says how to add a row.
 """
 
@@ -30,29 +30,26 @@ FOR_A_WORLD = "What ranks replaces for the length of a world"
 
 INTRODUCTIONS = {
     FOR_GOOD: (
-        "When a process makes its first simulated devices, the rows below are put in place from "
-        "the first to the last (`simgpu/_backend/install.py`), and they stay for as long as the "
-        "process lives. Functions of torch that are replaced do what they did before for all other "
-        "devices. A row without an attribute is an entry in a registry. The rows of "
-        "`beside_cuda.py` are put in place on a build with CUDA only. The deserializer of "
+        "A process replaces these when it makes its first simulated devices, in the order of the "
+        "tables (`simgpu/_backend/install.py`), and keeps them until it ends. For other devices "
+        "a replaced function does what it did before. A row without an attribute is an entry in a "
+        "registry. The rows of `beside_cuda.py` are for builds with CUDA. The deserializer of "
         "torch.load is there from `import torch` on, wherever simgpu is installed."
     ),
     FOR_A_WHILE: (
-        "On entering `simgpu.as_cuda(n)`, the rows below are put in place from the first to the "
-        "last (`simgpu/_devices/block.py`). At the end of the block they are undone from the last "
-        "to the first. `torch.simgpu`, whose functions torch.cuda gets, is the package "
+        "`simgpu.as_cuda(n)` replaces these when its block begins, in the order of the tables "
+        "(`simgpu/_devices/block.py`), and restores them in reverse order when it ends. Functions "
+        "of torch.cuda are replaced by those of torch.simgpu, which is the package "
         "`simgpu/_backend/namespace`."
     ),
     IN_A_SCHEDULE: (
-        "On entering `simgpu.schedule`, the rows below are put in place, and at the end of the "
-        "block they are undone. For threads that are not of the schedule they do what they did "
-        "before. Nothing of torch is among them."
+        "`simgpu.schedule` replaces these when its block begins, and restores them when it ends. "
+        "Only threads of the schedule see a difference. None of these is an attribute of torch."
     ),
     FOR_A_WORLD: (
-        "For as long as `simgpu.ranks` runs, the rows below are in place "
-        "(`simgpu/_ranks/run.py`). What they say of ranks holds in the threads of the ranks; other "
-        "threads find what PyTorch has. Without a schedule, the rows of the last table are in "
-        "place, and the first ones of `simgpu.schedule` up to `time.sleep`."
+        "`simgpu.ranks` replaces these while it runs (`simgpu/_ranks/run.py`). Only the threads of "
+        "the ranks see a difference. Outside of a schedule it also replaces the rows of the last "
+        "table, and the first ones of `simgpu.schedule`, up to `time.sleep`."
     ),
 }
 BY_PYTORCH = (

@@ -53,7 +53,7 @@ _stock_get_fastpath = torch.backends.mha.get_fastpath_enabled
 
 @PATCHES.replace(
     "torch.clear_autocast_cache",
-    why="the casts of parameters that the device's kernels keep end with the outermost region",
+    why="casts that the device's kernels keep are dropped when the outermost region ends",
 )
 def _clear_autocast_cache() -> None:
     """`torch.clear_autocast_cache`, which every outermost region calls when it is left."""
@@ -246,7 +246,7 @@ class _Engine:
 @PATCHES.around(
     "torch._C.ScriptFunction.__call__",
     "torch._C.ScriptMethod.__call__",
-    why="TorchScript passes backward in C++, without the engine's Python face",
+    why="TorchScript runs its backward pass in C++, past the engine's Python entry",
 )
 def _call_scripted(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`__call__` of TorchScript code, which may contain a backward pass, started by C++."""

@@ -61,7 +61,7 @@ def _kind(value: Any) -> int:
     "torch.nn.parallel.comm.scatter",
     "torch.cuda.comm.scatter",
     kept=_ALONE,
-    why="takes numbers of devices: those of the kind of devices that its arguments are on",
+    why="integers mean devices of the type that the arguments are on",
 )
 def _by_kind(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`stock` with the accelerator that its arguments belong to, the first one that says so."""
@@ -73,13 +73,15 @@ def _by_kind(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @PATCHES.around(
-    "torch.Tensor.cuda", kept=_ALONE, why="x.cuda(1) asks C++ for number 1 of the accelerator"
+    "torch.Tensor.cuda",
+    kept=_ALONE,
+    why="in C++, x.cuda(1) is device 1 of the accelerator, which may be simulated",
 )
 @PATCHES.around(
     "torch.cuda.Stream.__enter__",
     "torch.cuda.Stream.__exit__",
     kept=_ALONE,
-    why="C++ makes current only streams of the accelerator",
+    why="C++ can make only streams of the accelerator current",
 )
 def _for_cuda(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`stock` with CUDA for its accelerator."""
@@ -114,7 +116,7 @@ PATCHES.add(
     "torch.nn.parallel.parallel_apply.threading",
     value=_Threading(),
     kept=_ALONE,
-    why="its threads have the accelerator of the thread that makes them",
+    why="its threads inherit the accelerator of the thread that starts them",
 )
 for _name, _ours in (
     ("_get_available_device_type", lambda: DEVICE_TYPE),

@@ -59,7 +59,7 @@ PATCHES.add(
     "torch._inductor.compile_fx.compile_fx",
     wrap=routed(_run_op_by_op, _is_on_devices),
     late=True,
-    why="so does a graph that reaches inductor otherwise, as by torch._inductor.compile",
+    why="the same for graphs that reach inductor otherwise, as by torch._inductor.compile",
 )
 PATCHES.add(
     "torch._inductor.compile_fx.compile_fx_aot",

@@ -27,12 +27,12 @@ from simgpu._util.patching import Patches, Table
 # and threads from elsewhere may share it. simgpu's own files get Python's locks: nothing in them is
 # a matter of scheduling.
 
-_LOCKS = "waiting for a lock is the schedule's decision"
-_WAITS = "waiting is the schedule's decision; what is built on these follows"
-_THREADS = "threads that a thread of the schedule starts belong to it"
+_LOCKS = "the schedule decides which thread gets a lock"
+_WAITS = "the schedule decides when a thread waits, also in what is built on these"
+_THREADS = "a thread started by a thread of the schedule belongs to the schedule"
 _NAMES = "the names of threads must not depend on how many there were before"
-_TIME = "time goes by where the schedule says so"
-_ADDRESSES = "the order in which a set is gone through must not depend on addresses"
+_TIME = "the schedule decides when time passes"
+_ADDRESSES = "the order of a set's elements must not depend on addresses"
 
 # What a thread waits for. Ranks without a schedule have these only, and wait in real time.
 WAITS = Table()
