@@ -106,25 +106,10 @@ DATAPARALLEL = [
         "test_gather::test_structure_is_kept",
     ),
     fault(
-        "keys of outputs are not compared",
-        "dataparallel:_gather",
-        never("keys"),
-        "test_one_replica_is_unlike_the_others",
-        common="key a",
-        raises=Exception,
-    ),
-    fault(
         "the warning of scalars comes with each call",
         "warn_of_scalars",
         drop_call("add"),
         "test_vector_of_scalars_warns_once",
-    ),
-    fault(
-        "outputs on the CPU are accepted",
-        "_refuse_cpu",
-        never(2),
-        "test_bad_calls_raise_their_words",
-        name="broadcast into the CPU",
     ),
     # Sums and copies.
     fault(
@@ -258,13 +243,6 @@ DATAPARALLEL = [
         "ThreadState.run",
         argument("_set_grad_enabled", 0, True, at=1),
         "test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call",
-    ),
-    fault(
-        "autocast does not reach the replicas",
-        "ThreadState.__init__",
-        never("is_autocast_enabled"),
-        STATE,
-        name="autocast dtype",
     ),
     fault(
         "context variables do not reach the replicas",

@@ -13,7 +13,6 @@ from tests.support.plant import (
 )
 
 RULE = "test_collectives_match_their_definition_in_threads"
-DIFFER = "test_ranks::test_differing_ranks_all_raise"
 
 
 def from_the_first_rank(stock):
@@ -81,20 +80,6 @@ COLLECTIVES = [
         "test_wait_for_the_last_call_completes_those_before",
     ),
     fault(
-        "splits that do not fit are carried out",
-        "ThreadTransport._check",
-        never("all_to_all"),
-        DIFFER,
-        seed=None,
-        raises=Exception,
-    ),
-    fault(
-        "two ranks have one device",
-        "simgpu/_distributed:_check_devices",
-        never(1),
-        "test_ranks_change_devices_together_or_raise",
-    ),
-    fault(
         "NCCL reduces bits",
         "check_reduction",
         never("nccl"),
@@ -104,12 +89,6 @@ COLLECTIVES = [
         op="BOR",
         error=ValueError,
         text="Cannot use ReduceOp.BOR with NCCL",
-    ),
-    fault(
-        "NCCL looks at tags",
-        "_between_two",
-        never("nccl"),
-        "test_thread_ranks_pair_messages_by_their_backend",
     ),
     fault(
         "channels_last is sent by dimensions",

@@ -3,7 +3,6 @@
 import torch
 
 from tests.support.plant import (
-    always,
     argument,
     call_instead,
     constant,
@@ -15,12 +14,6 @@ from tests.support.plant import (
 )
 
 MEMORY = [
-    fault(
-        "an allocation that failed is no error",
-        "adopt",
-        never(2),
-        "test_a_device_has_the_memory_asked_for",
-    ),
     fault(
         "the peak is the memory in use now",
         "max_memory_allocated",
@@ -38,14 +31,6 @@ MEMORY = [
         "resize_storage",
         instead(lambda stock: lambda storage, nbytes: (stock(storage, nbytes), storage.fill_(7))),
         "test_resized_storage_keeps_its_bytes_and_views",
-    ),
-    fault(
-        "a tensor may reach further than any storage",
-        "bytes_needed",
-        never("_MOST_BYTES"),
-        "test_a_tensor_cannot_reach_further_than_any_storage",
-        way="set_",
-        geometry="offset",
     ),
     fault(
         "many numbers are made before their memory is checked",
@@ -169,13 +154,6 @@ RANDOM = [
         argument("known_device", 0, 0),
         "test_seed_repeats_its_numbers",
     ),
-    fault(
-        "a device draws from the host's generator",
-        "check_generator",
-        never("type"),
-        "test_a_generator_of_the_wrong_kind_of_device_raises",
-        draw="randn",
-    ),
 ]
 
 REFUSALS = [
@@ -185,28 +163,6 @@ REFUSALS = [
         instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
         "test_mistake_has_the_words_of_cuda",
         name="ordinals",
-    ),
-    fault(
-        "memory below 0 is accepted",
-        "simgpu/_config:_bytes",
-        never(4),
-        "test_memory_below_0_is_refused",
-        memory="-1GiB",
-    ),
-    fault(
-        "flash attention takes a mask",
-        "simgpu/_ops:_no_mask",
-        always("attn_mask"),
-        "test_kernel_takes_masks_and_causal_calls",
-    ),
-    fault(
-        "a link of no device is accepted",
-        "Topology._shortest",
-        never(2),
-        "test_a_topology_that_does_not_fit_is_refused",
-        asked=[(0, 1, 1e9), (1, "host", 1e9)],
-        count=2,
-        words="no way from device 0 to the host",
     ),
 ]
 
