@@ -5,13 +5,21 @@ The rules about imports are the lines "May import:" of the docstrings, which
 planted in what was read.
 """
 
+import ast
 import functools
 import re
+from pathlib import Path
 
 import pytest
+import torch
+from torch.utils._device import _device_constructors
 
 import simgpu
+from simgpu._config.options import NAMES, SETTINGS
+from simgpu._core import launch, operators
+from tests.project import import_table, model_table, options_page, replaced_names
 from tests.support import architecture
+from tests.support.architecture import facts
 
 ROOTS = ("simgpu", "dataparallel")
 
@@ -179,3 +187,117 @@ def test_folders_are_listed_from_the_ground_up():
         assert used & {*listed} <= above, name
     folders = {path.split("/")[1].removesuffix(".py") for path in rows if "simgpu/" in path}
     assert folders == {*listed, "__init__"}
+
+
+PACKAGE = Path(__file__).parents[2] / "simgpu"
+
+# `torch.ops.aten.op.overload._handle.redispatch_boxed`, which runs the code past `launch`.
+STRAIGHT = re.compile(r"(?:torch\.ops\.aten|_aten)\.(\w+)\.(\w+)\._handle\.redispatch_boxed")
+# The same, in the one file that has it for others: by the name that they import.
+SHARED = {
+    name: (op, overload)
+    for name, op, overload in re.findall(
+        rf"^(\w+): \w+ = {STRAIGHT.pattern}$",
+        Path(operators.__file__).read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+}
+# They say where a tensor's memory is, and write none.
+NO_MEMORY = {"set_", "resize_", "as_strided_"}
+
+# Parts of a kernel, within its launch.
+OF_KERNELS = {
+    "_ops/random.py",
+    "_random/fill.py",
+    "_random/samplers.py",
+    "_explore/asynchronous/deferred.py",
+}
+# They write to memory that no device has (yet), or let PyTorch call kernels for each part.
+OF_THE_HOST = {
+    "_ops/sparse_and_nested.py",
+    "_core/unwritten.py",
+    "_memory/pinned.py",
+    "_explore/asynchronous/plans.py",
+}
+# They do so by methods of tensors, which this test does not look for.
+BY_METHODS = {"_distributed/works.py"}
+
+
+def listed():
+    """The files that the first lines of `launch` name."""
+    return set(re.findall(r"^- `(\w[\w/]+\.py)`", launch.__doc__, re.MULTILINE))
+
+
+def reached(text):
+    """The operators whose code a file with this text calls."""
+    yield from STRAIGHT.findall(text)
+    for _, module, names in facts("", text).imports:
+        if module == operators.__name__:
+            yield from (SHARED[name] for name in names if name in SHARED)
+
+
+def test_shared_names_are_imported_by_name():
+    shared = {
+        name
+        for name, value in vars(operators).items()
+        if hasattr(value, "__self__") and name in SHARED
+    }
+    assert shared == set(SHARED)
+    for path in PACKAGE.rglob("*.py"):
+        used = re.findall(r"\boperators\.(\w+)", path.read_text(encoding="utf-8"))
+        assert not SHARED.keys() & set(used), path
+
+
+def test_writers_past_launch_are_listed():
+    found = set()
+    for path in set(PACKAGE.rglob("*.py")) - {Path(operators.__file__)}:
+        for name, overload in reached(path.read_text(encoding="utf-8")):
+            op = getattr(getattr(torch.ops.aten, name), overload)
+            if name not in NO_MEMORY and operators.written(op):
+                found.add(path.relative_to(PACKAGE).as_posix())
+    assert found == OF_KERNELS | OF_THE_HOST | (listed() - BY_METHODS)
+    assert all((PACKAGE / name).is_file() for name in BY_METHODS)
+
+
+ROOT = Path(__file__).parents[2]
+FACTORIES = {function.__name__ for function in _device_constructors()} | {"Tensor"}
+# These take the device of the tensors that they are made from.
+FACTORIES = {name for name in FACTORIES if not name.startswith("sparse")}
+
+
+def factories_without_device(text):
+    """The lines of a file in which a factory of torch is called and no device is named."""
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "torch"
+            and node.func.attr in FACTORIES
+            and not {"device", None} & {keyword.arg for keyword in node.keywords}
+        ):
+            yield f"{node.lineno}: torch.{node.func.attr}"
+
+
+def test_every_factory_of_simgpu_names_its_device():
+    for call in ("torch.zeros(2)", "torch.tensor([1])", "torch.Tensor(2)"):
+        assert list(factories_without_device(call))
+        assert not list(factories_without_device(f"{call[:-1]}, device='cpu')"))
+    files = sorted((ROOT / "simgpu").rglob("*.py"))
+    assert len(files) > 100
+    found = {str(path): list(factories_without_device(path.read_text())) for path in files}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("module", [import_table, model_table, options_page, replaced_names])
+def test_generated_page_is_current(module):
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert text == module.page(text)
+
+
+def test_options_page_has_each_kind_of_option():
+    text = options_page.page()
+    assert set(options_page.VARIABLES) == {*NAMES, *SETTINGS}
+    for row in ("--as-cuda", "--races", "--device-count N", "--topology NAME", "SIMGPU_STRICT"):
+        assert f"\n| `{row}` | " in text
+    assert "==SUPPRESS==" not in text

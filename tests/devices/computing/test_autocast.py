@@ -161,7 +161,7 @@ ONLY_ON_DEVICES = {
     "_scaled_dot_product_flash_attention",
     "_convolution",  # an older name of `convolution`, with cuDNN's switches
     "_convolution.deprecated",
-    "cudnn_convolution",  # which the CPU has not; tests/devices/training/test_cudnn.py calls them
+    "cudnn_convolution",  # which the CPU has not; tests/devices/training/test_nn.py calls them
     "cudnn_convolution_transpose",
 }
 

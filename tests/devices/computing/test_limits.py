@@ -1,4 +1,8 @@
-"""What kernels of CUDA refuse for its size, layout or dtypes, where kernels of the CPU take it."""
+"""What kernels of CUDA refuse for its size, layout or dtypes, where kernels of the CPU take it.
+
+Where there is nothing to compute they are not asked for; and what the CPU lacks, Fourier transforms
+of half precision.
+"""
 
 import re
 
@@ -9,6 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.torch_version import TorchVersion
+
+from tests.support.observe import plain
 
 HALVES = st.sampled_from([torch.float16, torch.bfloat16])
 LAYERS = st.sampled_from([nn.LSTM, nn.GRU, nn.RNN])
@@ -389,3 +395,151 @@ def test_hermitian_systems_are_not_solved_by_their_ldl_factors(devices):
     torch.testing.assert_close(torch.linalg.ldl_solve(*factors, A), A)
     real = torch.linalg.ldl_factor(A.real)
     torch.testing.assert_close(torch.linalg.ldl_solve(*real, A.real, hermitian=True), A.real)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+NORMS = st.sampled_from([None, "forward", "backward", "ortho"])
+TO_REAL = ("irfft", "irfft2", "irfftn", "hfft", "hfft2", "hfftn")
+NAMES = (
+    *TO_REAL,
+    *(f"{name}{end}" for name in ("fft", "ifft", "rfft", "ihfft") for end in ("", "2", "n")),
+)
+
+
+def options(name, dim, size):
+    """Of a transform of the last dimension, of the last two, or of two that are named."""
+    if name[-1] == "t":
+        return {"dim": dim, "n": size}
+    dims = (0, 1) if dim == 0 else (-2, -1)
+    return {"dim": dims, "s": None if size is None else (4, size)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(norm=NORMS, dim=st.sampled_from([0, -1]), size=st.sampled_from([None, 4, 16]))
+def test_transform_of_halves_matches_floats(devices, name, norm, dim, size):
+    """To the rounding of its result, which the GPU computes in half precision as well."""
+    function = getattr(torch.fft, name)
+    size = 8 if size is None and name in TO_REAL else size
+    x = torch.arange(4.0 * 4 * 8).reshape(4, 4, 8).remainder(5) / 4
+    half = x.half().to(devices[-1]).requires_grad_()
+    found = function(half, norm=norm, **options(name, dim, size))
+    expected = function(x, norm=norm, **options(name, dim, size))
+    assert found.dtype == (torch.float16 if name in TO_REAL else torch.complex32)
+    assert (found.device, found.shape) == (devices[-1], expected.shape)
+    bound = 2**-9 * x.abs().sum()
+    assert (found.detach().cpu().to(expected.dtype) - expected).abs().max() <= bound
+    (grad,) = torch.autograd.grad(found.abs().float().sum(), half)
+    assert grad.dtype == torch.float16
+
+
+# Each transforms seven numbers.
+SEVEN = {
+    "fft": torch.fft.fft,
+    "fftn": torch.fft.fftn,
+    "irfft": lambda x: torch.fft.irfft(x, 7),
+    "istft": lambda x: torch.istft(
+        torch.ones(4, 9, dtype=torch.complex32, device=x.device), 7, window=x
+    ),
+    "rfft": torch.fft.rfft,
+    "stft": lambda x: torch.stft(x.repeat(4), 7, return_complex=True),
+}
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_halves_are_transformed_by_powers_of_two(devices, name):
+    x = torch.ones(7, device=devices[-1])
+    with pytest.raises(RuntimeError, match=r"powers of two when computing in half precision.*\[7"):
+        SEVEN[name](x.half())
+    if name != "istft":
+        SEVEN[name](x)
+
+
+@pytest.mark.parametrize("name", ["fft", "irfft", "rfft2"])
+def test_a_transform_of_bfloat16_is_one_of_floats_since_a_release(devices, name):
+    function, x = getattr(torch.fft, name), torch.ones(3, 7, device=devices[-1])
+    if TorchVersion(torch.__version__) < "2.14":
+        with pytest.raises(RuntimeError, match="Unsupported dtype BFloat16"):
+            function(x.bfloat16())
+        return
+    assert torch.equal(function(x.bfloat16()), function(x))
+
+
+# What is called with a tensor of no elements, which two of the dtypes have no kernel for.
+EMPTY = {
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, 2), 5),
+    "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, 2), 4),
+    "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x, 2), 5),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), 4),
+    "bernoulli_": (lambda x: x.bernoulli_(0.5), 1),
+    "exponential_": (lambda x: x.exponential_(), 1),
+    "geometric_": (lambda x: x.geometric_(0.5), 1),
+    "log_normal_": (lambda x: x.log_normal_(), 1),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), 4),
+    "max_pool3d": (lambda x: F.max_pool3d(x, 2), 5),
+    "randn_like": (torch.randn_like, 1),
+    "reflection_pad1d": (lambda x: F.pad(x, (1, 1), mode="reflect"), 3),
+    "replication_pad2d": (lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"), 4),
+    "replication_pad3d": (lambda x: F.pad(x, (1,) * 6, mode="replicate"), 5),
+    "rrelu": (lambda x: F.rrelu(x, training=True), 1),
+    "rrelu_": (lambda x: F.rrelu_(x, training=True), 1),
+}
+DTYPES = [torch.bool, torch.int64, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_tensor_without_elements_is_not_refused(devices, name, dtype):
+    call, dims = EMPTY[name]
+    if name == "randn_like" and dtype.is_complex:
+        pytest.skip("CUDA has a kernel for it")
+    shape = [0, 3, 4, 4, 4][:dims]
+    found = call(torch.zeros(shape, dtype=dtype, device=devices[-1]))
+    floats = call(torch.zeros(shape, device=devices[-1]))
+    assert (found.device, found.dtype) == (devices[-1], dtype)
+    assert found.shape == floats.shape
+    assert found.numel() == 0
+
+
+@pytest.mark.parametrize("make", [torch.tril_indices, torch.triu_indices])
+def test_a_triangle_without_elements_has_indices_of_any_dtype(devices, make):
+    assert make(0, 3, dtype=torch.bool, device=devices[-1]).shape == (2, 0)
+    with pytest.raises(NotImplementedError, match=f'"{make.__name__}'):
+        make(2, 2, dtype=torch.bool, device=devices[-1])
+
+
+# Of one element, which is copied.
+ONE = {
+    "logcumsumexp": (lambda x: x.logcumsumexp(0), ()),
+    "median": (torch.Tensor.median, (1,)),
+    "mode": (lambda x: x.mode()[0], (1,)),
+    "nanmedian": (torch.Tensor.nanmedian, (1,)),
+    "sort": (lambda x: x.sort()[0], (1,)),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_element_is_copied(devices, name):
+    call, shape = ONE[name]
+    dtype = torch.bool if name == "logcumsumexp" else torch.float8_e5m2
+    x = torch.ones(shape, device=devices[-1]).to(dtype)
+    found = call(x)
+    assert (found.device, found.dtype) == (devices[-1], dtype)
+    assert plain(found.float().flatten()) == [1.0]
+    if name not in ("median", "nanmedian"):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            call(torch.ones(2, device=devices[-1]).to(dtype))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_complex_numbers_have_no_median(devices, count):
+    x = torch.ones(count, dtype=torch.complex64, device=devices[-1])
+    with pytest.raises(RuntimeError, match="Sort does not support complex dtypes"):
+        x.median()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_gradient_of_no_pairs_is_zero_in_any_dtype(devices, dtype):
+    x = torch.ones(1, 3, device=devices[-1], dtype=dtype)
+    none = torch.empty(0, device=devices[-1], dtype=dtype)
+    assert torch.ops.aten._pdist_backward(none, x, 2.0, none).tolist() == [[0.0] * 3]

@@ -1,13 +1,16 @@
-"""An interrupt (Ctrl-C) at any moment comes out as an error, and leaves nothing behind."""
+"""Interrupts at any moment, and errors in a backward pass, come out and leave nothing behind."""
 
 import contextlib
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.support.backward_errors import KINDS, PlantedError
 from tests.support.interrupts import Interrupt, Interrupter
+from tests.support.observe import plain
 
 
 def step(net, x):
@@ -36,3 +39,16 @@ def test_an_interrupted_step_leaves_nothing_behind(devices, slot, part):
     net.zero_grad()
     step(net, x)  # the engine keeps what it had queued until the next backward pass, on any device
     assert module.memory_allocated(device) == before
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(data=st.data())
+def test_an_error_in_a_backward_pass_reaches_the_caller(devices, kind, data):
+    device = data.draw(st.sampled_from(devices))
+    x = torch.ones(4, device=device, requires_grad=True)
+    with pytest.raises(PlantedError, match="raised in a backward pass"):
+        KINDS[kind](x).sum().backward()
+    # The device is as good as before, for this thread and its autograd.
+    x = torch.ones(4, device=device, requires_grad=True)
+    (x * x).sum().backward()
+    assert plain(x.grad) == [2.0] * 4

@@ -5,11 +5,12 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from tests.project import pictures
-from tests.support.pages import ROOT
+from tests.support.pages import PAGES, ROOT, run_page
 
 MODULES = (
     *("simgpu", "simgpu.comm", "simgpu.errors", "simgpu.strategies"),
@@ -70,3 +71,20 @@ def test_site_shows_no_machine(site):
 def test_picture_shows_the_printed_text(name):
     """Drawn by `python -m tests.project.pictures`."""
     assert (pictures.FOLDER / name).read_text("utf-8") == pictures.DRAWN[name]()
+
+
+WITH_RACES = ("races", "asynchronous")
+IN_DEFAULT = ("README",)  # tests/project/test_docs.py runs it
+
+pages = partial(pytest.mark.parametrize, "path", ids=lambda path: path.stem)
+
+
+@pages([path for path in PAGES if path.stem not in WITH_RACES + IN_DEFAULT])
+def test_page_works(path, reader):
+    run_page(path, *reader)
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@pages([path for path in PAGES if path.stem in WITH_RACES])
+def test_page_with_races_works(path, reader):
+    run_page(path, *reader)

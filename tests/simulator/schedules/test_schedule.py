@@ -1,4 +1,7 @@
-"""`simgpu.schedule`: equal seeds give equal runs, and so do tokens."""
+"""`simgpu.schedule`: equal seeds give equal runs, and so do tokens.
+
+Time goes on in it, and `simgpu.schedules` finds what is wrong in some orders.
+"""
 
 import contextlib
 import gc
@@ -16,7 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu.errors import LivelockError, ScheduleDivergedError, ScheduleError
+from simgpu._core import clock
+from simgpu.errors import DeadlockError, LivelockError, ScheduleDivergedError, ScheduleError
+from tests.support.ordering_faults import (
+    ALWAYS_WRONG,
+    PROGRAMS,
+    lock_cycle,
+    lost_update,
+    made_twice,
+    outcome,
+)
 from tests.support.threads import in_threads
 
 OPERATIONS = ("lock", "rlock", "sleep", "put", "wait", "set", "launch", "copy", "pool")
@@ -341,3 +353,142 @@ def test_hypothesis_runs_within_a_schedule(simulated):
             assert float(torch.full((), number % 7, device=simulated[0])) == number % 7
 
         holds()
+
+
+def locked():
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def empty(kind, seconds):
+    try:
+        kind().get(timeout=seconds)
+    except queue.Empty:
+        return
+    raise AssertionError("nobody has put anything there")
+
+
+# Waits for what never comes: each takes the time that it was given.
+WAITS = {
+    "sleep": lambda seconds: time.sleep(seconds),  # by its name of then, which is the schedule's
+    "event": lambda seconds: threading.Event().wait(seconds),
+    "join": lambda seconds: threading.main_thread().join(seconds),
+    "lock": lambda seconds: locked().acquire(timeout=seconds),
+    "semaphore": lambda seconds: threading.Semaphore(0).acquire(timeout=seconds),
+    "queue": lambda seconds: empty(queue.Queue, seconds),
+    "simple queue": lambda seconds: empty(queue.SimpleQueue, seconds),
+}
+
+
+@given(
+    threads=st.lists(
+        st.lists(st.tuples(st.sampled_from(sorted(WAITS)), st.integers(1, 30)), max_size=3),
+        min_size=2,
+        max_size=3,
+    ),
+    seed=st.integers(0, 40),
+    strategy=st.sampled_from(STRATEGIES),
+)
+def test_time_goes_on_and_no_wait_is_shorter_than_it_said(threads, seed, strategy):
+    seen, short = [], []
+
+    def work(waits):
+        for name, seconds in waits:
+            seen.append(time.monotonic())
+            begun = seen[-1]
+            WAITS[name](seconds)
+            seen.append(time.monotonic())
+            if seen[-1] - begun < seconds:
+                short.append((name, seconds, seen[-1] - begun))
+
+    with simgpu.schedule(seed, strategy):
+        in_threads(*(partial(work, waits) for waits in threads))
+    assert len(seen) == 2 * sum(map(len, threads))
+    assert seen == sorted(seen)
+    assert short == []
+
+
+@given(moments=st.lists(st.integers(-30, 30), min_size=1, max_size=4))
+def test_devices_wait_for_moments_of_the_schedule(moments):
+    """As a slow device does: until then, and not for so long; what is over takes no time."""
+    with simgpu.schedule():
+        for ahead in moments:
+            begun = time.monotonic()
+            clock.current.wait_until(clock.current.now() + ahead)
+            assert round(time.monotonic() - begun) == max(ahead, 0)
+
+
+@given(seed=st.integers(0, 2**32), strategy=st.sampled_from(STRATEGIES))
+def test_polling_with_a_timeout_lets_others_work(seed, strategy):
+    """Whatever its priority: time-outs that come early each time leave no turn to others."""
+    asked = []
+
+    def ask():
+        while not event.wait(0.1):
+            asked.append(True)
+
+    with simgpu.schedule(seed, strategy):
+        event = threading.Event()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        event.set()
+        thread.join()
+    assert len(asked) < 20
+
+
+@pytest.mark.parametrize("program", PROGRAMS + ALWAYS_WRONG, ids=lambda program: program.__name__)
+def test_order_dependent_failure_is_found_and_repeated(simulated, program):
+    step = partial(program, simulated)
+    report = simgpu.schedules(step, 150)
+    assert len(report.problems) == 1
+    (token,) = report.tokens
+    assert len(token) < 100
+    assert token in str(report)
+    failed = outcome(step, replay=token)
+    assert (failed != outcome(step)) == (program in PROGRAMS)
+    assert [outcome(step, replay=token) for _ in range(5)] == [failed] * 5
+
+
+@given(strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 3), n=st.integers(1, 30))
+def test_program_right_in_every_order_has_no_problems(simulated, strategy, seed, n):
+    total, lock = torch.zeros(1, device=simulated[0]), threading.Lock()
+
+    def add():
+        with lock:
+            total.copy_(total.clone() + 1)
+
+    report = simgpu.schedules(
+        lambda: in_threads(add, add), n, strategy=strategy, seed=seed, state=[total]
+    )
+    assert report.problems == []
+    assert report.count == n or strategy == "deviate"
+    assert f"{report.count} schedules tried" in str(report)
+    assert float(total) == 0  # all of it is put back
+
+
+def test_every_deviation_is_tried_once(simulated):
+    report = simgpu.schedules(partial(lost_update, simulated), 10**4, compare=False)
+    tokens = [run.token for run in report.runs]
+    assert len(tokens) == len(set(tokens))
+    first = report.runs[0].trace
+    singles = sum(len(choice.options) - 1 for choice in first)
+    ones = [run for run in report.runs if sum(choice.rank > 0 for choice in run.trace) == 1]
+    assert len(ones) == singles
+
+
+@pytest.mark.parametrize("strategy", ["random", "pct"])
+@pytest.mark.parametrize("program", [lost_update, lock_cycle, made_twice])
+def test_a_failed_schedule_is_made_as_short_as_can_be(simulated, strategy, program):
+    """One deviation is enough for each of these, whatever chance has found."""
+    for seed in range(4):
+        report = simgpu.schedules(partial(program, simulated), 150, strategy=strategy, seed=seed)
+        assert isinstance(report.runs[-1].error, DeadlockError) == (program is lock_cycle)
+        assert report.problems
+        assert sum(choice.rank > 0 for choice in report.runs[-1].trace) == 1
+
+
+@pytest.mark.parametrize("how", [{"n": 0}, {"n": True}, {"strategy": "dfs"}, {"seed": -3}])
+def test_invalid_schedules_are_refused(how):
+    with pytest.raises(ValueError, match=next(iter(how))):
+        simgpu.schedules(lambda: None, **how)
