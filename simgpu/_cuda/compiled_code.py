@@ -1,25 +1,20 @@
-"""torch.compile under `as_cuda`: what it compiled by another name, blocks of a device, Triton.
+"""torch.compile under `as_cuda`: what it compiled by another name, and blocks of a device.
 
 A compiled function keeps the name of its devices in its code, and PyTorch checks everything but
 that before it runs the code again. And the compiler holds functions of torch.cuda in classes of its
-own, which are replaced there once it has been imported. Triton compiles kernels for a GPU, of which
-there is none.
+own, which are replaced there once it has been imported.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from simgpu._backend import namespace
 from simgpu._core import world
-from simgpu._cuda import renaming
 from simgpu._util.patching import Patches, Table
-from simgpu.errors import UnsupportedError
 
 PATCHES = Table()
 
@@ -64,24 +59,3 @@ PATCHES.add(
     late=True,
     why="a build of PyTorch without CUDA raises where `torch.cuda.device(1)` is compiled",
 )
-
-
-@PATCHES.around(
-    "triton.runtime.driver._create_driver",
-    optional=True,
-    late=True,
-    why="it looks for CUDA's libraries where torch.cuda is there, and ends in an assertion",
-)
-def _without_driver(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What makes Triton's driver: an error that PyTorch takes for one of Triton's own.
-
-    Triton takes torch.cuda for a sign that CUDA's driver is there. Inductor asks for it too, for
-    the key of its cache, when it compiles a graph of the CPU.
-    """
-    if renaming.is_on():
-        raise UnsupportedError(
-            "a kernel in Triton is compiled for a GPU, and simulated devices have no driver of "
-            "CUDA: run it by Triton's interpreter (set TRITON_INTERPRET=1 before the kernel is "
-            "defined), or call the same in PyTorch's functions"
-        )
-    return stock(*args, **kwargs)

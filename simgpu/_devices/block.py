@@ -29,6 +29,7 @@ from simgpu._cuda import (
     tensors,
     torch_cuda,
     torch_modules,
+    triton_driver,
 )
 from simgpu._cuda.nvml import library, process
 from simgpu._util.naming import DEVICE_TYPE
@@ -231,6 +232,7 @@ FILES: tuple[ModuleType, ...] = (
     registered_kernels,
     library,
     extensions,
+    triton_driver,
     scripting,
 )
 

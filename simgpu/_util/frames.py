@@ -17,10 +17,11 @@ import traceback
 import types
 from types import CodeType, FrameType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NAME = __name__.partition(".")[0]
-_TORCH = getattr(importlib.util.find_spec("torch"), "origin", None) or __file__
-_FOREIGN = tuple(os.path.abspath(folder) + os.sep for folder in (os.path.dirname(_TORCH), _PACKAGE))
+_FOREIGN = tuple(
+    os.path.dirname(os.path.abspath(getattr(found, "origin", None) or __file__)) + os.sep
+    for found in map(importlib.util.find_spec, ("torch", "triton", _NAME))
+)
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 # `warnings.deprecated` is in `_py_warnings` in newer releases of Python.
 _WRAPPING = ("typing_extensions", "contextlib", "functools", "warnings", "_py_warnings")
@@ -31,7 +32,7 @@ _MOST_TEXTS = 2**16
 
 
 def calling_line() -> str:
-    """The innermost line that is neither of torch nor of simgpu, as "file:line"."""
+    """The innermost line that is not of torch, Triton or simgpu, as "file:line"."""
     frame = sys._getframe(1)
     while is_foreign(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
@@ -47,20 +48,20 @@ def calling_line() -> str:
 
 @functools.cache
 def is_foreign(file: str) -> bool:
-    """Whether a file is of torch or of simgpu, or wraps functions of torch."""
+    """Whether a file is of torch, Triton or simgpu, or wraps functions of torch."""
     wrapping = (getattr(sys.modules.get(name), "__file__", None) for name in _WRAPPING)
     return file.startswith(_FOREIGN) or file in wrapping
 
 
 @functools.cache
 def is_of_program(file: str) -> bool:
-    """Whether a file is neither of torch, nor of simgpu, nor of Python."""
+    """Whether a file is not of torch, Triton, simgpu or Python."""
     of_python = file.startswith((_PYTHON, "<frozen ")) and f"-packages{os.sep}" not in file
     return not (of_python or is_foreign(file))
 
 
 def is_of_library(file: str) -> bool:
-    """Whether a file is of torch, of simgpu, of Python, or of an installed package."""
+    """Whether a file is of torch, Triton, simgpu, Python, or an installed package."""
     return not is_of_program(file) or f"-packages{os.sep}" in file
 
 

@@ -211,10 +211,17 @@ class Patches:
         for row in table:
             if isinstance(row, Action):
                 row.run(self)
-            elif row.late and row.module not in sys.modules:
-                self.then(_imports.wait(row.module, partial(self._apply, row)))
+            elif row.late:
+                self.once_imported(row.module, partial(self._apply, row))
             else:
                 self._apply(row)
+
+    def once_imported(self, module: str, call: Callable[[], object]) -> None:
+        """Call `call` now if the module has been imported, else when the program imports it."""
+        if module in sys.modules:
+            call()
+        else:
+            self.then(_imports.wait(module, call))
 
     def _apply(self, row: Patch) -> None:
         for owner, name in row.targets():

@@ -1,13 +1,10 @@
 """Kernels that a program registers for CUDA with torch.library run on simulated devices.
 
 On CUDA a kernel registered for it goes before one for all devices, and before PyTorch's own. Every
-kernel here multiplies: the one for all devices by 2, that of CUDA by the drawn factor. Triton finds
-no driver, and says so.
+kernel here multiplies: the one for all devices by 2, that of CUDA by the drawn factor.
 """
 
 import contextlib
-import importlib
-import sys
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from torch import library
 
 import simgpu
 from simgpu._ops import program_kernels
-from simgpu.errors import UnsupportedError
 
 SPACE = "simgpu_registered"
 X = torch.tensor([3.0, 5.0])
@@ -298,46 +294,6 @@ def test_operator_of_a_compiled_library_runs_on_devices(cuda, monkeypatch):
             program_kernels, "_registered", lambda *_: "registered at /build/csrc/only.cpp:12 [...]"
         )
         assert factor_on(cuda[1], torch.ops.simgpu_registered.only) == 2
-
-
-DRIVER = '''
-def _create_driver():
-    """As Triton does: it takes torch.cuda for a sign that CUDA's libraries are there."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RuntimeError("0 active drivers ([]). There should only be one.")
-    raise AssertionError("libcuda.so cannot found!")
-'''
-
-
-@pytest.fixture
-def triton(tmp_path, monkeypatch):
-    """A package with what is replaced in Triton, in its place."""
-    package = tmp_path / "triton" / "runtime"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent):
-        (folder / "__init__.py").write_text("")
-    (package / "driver.py").write_text(DRIVER)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
-        monkeypatch.delitem(sys.modules, name)
-    yield lambda: importlib.import_module("triton.runtime.driver")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
-        del sys.modules[name]
-
-
-@pytest.mark.parametrize("imported", ["before", "within"])
-def test_a_driver_is_refused_within_the_block(triton, imported):
-    driver = triton() if imported == "before" else None
-    with simgpu.as_cuda(1):
-        driver = driver or triton()
-        with pytest.raises(UnsupportedError, match="TRITON_INTERPRET=1") as caught:
-            driver._create_driver()
-        # What PyTorch catches where it asks for the key of its cache.
-        assert isinstance(caught.value, RuntimeError)
-    with pytest.raises(RuntimeError, match="0 active drivers"):
-        driver._create_driver()
 
 
 def test_the_allocator_of_devices_is_the_one_that_graphs_of_cuda_need(cuda):
