@@ -218,7 +218,8 @@ def test_module_without_devices_is_called_itself(device_ids):
     x = torch.ones(5, 3)
     with no_accelerator():
         assert plain(dataparallel.DataParallel(module, device_ids)(x)) == plain(module(x))
-        assert plain(dataparallel.data_parallel(module, x, device_ids)) == plain(module(x))
+        for how in ((x, device_ids), (None, device_ids, None, 0, {"input": x})):
+            assert plain(dataparallel.data_parallel(module, *how)) == plain(module(x))
         (output,) = dataparallel.parallel_apply([module], [x])
     assert output.device == torch.device("cpu")
 
