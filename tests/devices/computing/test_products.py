@@ -6,7 +6,25 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.dtypes import INTEGERS, maker, refused
+INTEGERS = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+}
+
+
+def maker(device, dtype):
+    return lambda *sizes: torch.ones(sizes, dtype=dtype, device=device)
+
+
+def refused(kernel, dtype, call):
+    with pytest.raises(NotImplementedError) as caught:
+        call()
+    assert str(caught.value).startswith(f"\"{kernel}\" not implemented for '{INTEGERS[dtype]}'")
+
 
 SIZES = st.integers(1, 4)
 
