@@ -40,22 +40,21 @@ _ALIASES = {
     "gpu_uuid": "uuid",
     "gpu_serial": "serial",
     "gpu_bus_id": "pci.bus_id",
-    "fb_memory.total": "memory.total",
-    **{f"clocks.{short}": f"clocks.current.{short}" for short in ("sm", "graphics", "memory")},
-    **{f"clocks.{a}": f"clocks.current.{b}" for a, b in (("gr", "graphics"), ("mem", "memory"))},
-    **{f"clocks.max.{a}": f"clocks.max.{b}" for a, b in (("gr", "graphics"), ("mem", "memory"))},
+    "clocks.gr": "clocks.current.graphics",
+    "clocks.sm": "clocks.current.sm",
+    "clocks.mem": "clocks.current.memory",
+    "clocks.max.gr": "clocks.max.graphics",
+    "clocks.max.mem": "clocks.max.memory",
 }
-_APP_ALIASES = {"used_memory": "used_gpu_memory", "name": "process_name"}
-_APPS: dict[str, tuple[str, Callable[[Gpu, Process], object]]] = {
-    "timestamp": ("", lambda gpu, _: FIELDS["timestamp"][1](gpu)),
+_OF_PROCESS: dict[str, tuple[str, Callable[[Gpu, Process], object]]] = {
     "gpu_name": ("", lambda gpu, _: gpu.model.name),
-    "gpu_bus_id": ("", lambda gpu, _: gpu.bus_id),
-    "gpu_serial": ("", lambda gpu, _: None),
     "gpu_uuid": ("", lambda gpu, _: gpu.uuid),
+    "gpu_bus_id": ("", lambda gpu, _: gpu.bus_id),
     "pid": ("", lambda _, process: process.pid),
     "process_name": ("", lambda _, process: process.name),
     "used_gpu_memory": ("MiB", lambda _, process: process.used // 2**20),
 }
+_ALIASES_OF_PROCESS = {"used_memory": "used_gpu_memory", "name": "process_name"}
 
 
 class _Ends(Exception):
@@ -66,8 +65,8 @@ def _csv(
     fields: dict[str, tuple[str, Any]], aliases: dict[str, str], names: str, form: str, rows: Any
 ) -> str:
     """The fields of each row, after a line of their names unless `form` has noheader."""
-    kind, *more = form.split(",")
-    if kind != "csv" or not {*more} <= {"noheader", "nounits"}:
+    wanted = {word.strip() for word in form.split(",")}
+    if not {"csv"} <= wanted <= {"csv", "noheader", "nounits"}:
         raise _Ends("\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.", 1)
     columns = []
     for word in names.split(","):
@@ -75,15 +74,14 @@ def _csv(
         if name not in fields:
             raise _Ends(f'Field "{word.strip()}" is not a valid field to query.\n', 2)
         columns.append((name, *fields[name]))
-    with_units = "nounits" not in more
 
     def cell(unit: str, value: object) -> str:
-        return (
-            "[N/A]" if value is None else f"{value} {unit}" if unit and with_units else f"{value}"
-        )
+        if value is None:
+            return "[N/A]"
+        return f"{value} {unit}" if unit and "nounits" not in wanted else str(value)
 
     heads = [f"{name} [{unit}]" if unit else name for name, unit, _ in columns]
-    lines = [] if "noheader" in more else [", ".join(heads)]
+    lines = [] if "noheader" in wanted else [", ".join(heads)]
     lines += [", ".join(cell(unit, ask(*row)) for _, unit, ask in columns) for row in rows]
     return "".join(f"{line}\n" for line in lines)
 
@@ -242,19 +240,20 @@ def _answer(words: Sequence[str], gpus: Callable[[], list[Gpu]]) -> str:
         raise _Ends(_NO_DRIVER, 9) from None
     machine = _chosen(everything, options.pop("--id", None))
     form = options.pop("--format", "")
-    match sorted(options):
-        case []:
-            return table(machine)
-        case ["--list-gpus"]:
-            return "".join(f"GPU {x.number}: {x.model.name} (UUID: {x.uuid})\n" for x in machine)
-        case ["--query", "--xml-format"]:
-            return _xml(machine)
-        case ["--query-gpu"]:
-            fields = {**FIELDS, "count": ("", lambda gpu: len(everything))}
-            return _csv(fields, _ALIASES, options["--query-gpu"], form, [(x,) for x in machine])
-        case ["--query-compute-apps"]:
-            rows = [(gpu, each) for gpu in machine for each in gpu.processes]
-            return _csv(_APPS, _APP_ALIASES, options["--query-compute-apps"], form, rows)
+    kinds = tuple(sorted(options))
+    if not kinds:
+        return table(machine)
+    if kinds == ("--list-gpus",):
+        return "".join(f"GPU {x.number}: {x.model.name} (UUID: {x.uuid})\n" for x in machine)
+    if kinds == ("--query", "--xml-format"):
+        return _xml(machine)
+    if kinds == ("--query-gpu",):
+        fields = {**FIELDS, "count": ("", lambda gpu: len(everything))}
+        return _csv(fields, _ALIASES, options["--query-gpu"], form, [(gpu,) for gpu in machine])
+    if kinds == ("--query-compute-apps",):
+        names = options["--query-compute-apps"]
+        rows = [(gpu, process) for gpu in machine for process in gpu.processes]
+        return _csv(_OF_PROCESS, _ALIASES_OF_PROCESS, names, form, rows)
     raise _Ends(_INVALID, 1)
 
 
