@@ -6,6 +6,7 @@ the new memory afterwards.
 
 from __future__ import annotations
 
+import _thread
 import math
 import weakref
 from collections.abc import Sequence
@@ -225,34 +226,41 @@ class _Uses(Instrument):
     """The allocations that live, by address; an address may be that of one that has died."""
 
     def __init__(self) -> None:
+        # Replicas allocate in threads; a finalizer may allocate within a call. A lock of C, since
+        # `simgpu.schedule` must not switch threads here.
+        self._lock: Any = _thread.RLock()
         self._owned: ByAddress[_Owned] = ByAddress()
         self._count, self._sweep_at = 0, 1024
+        add(self)  # first, so that no allocation is missed
         for _, tensor, allocation in owned_tensors():
             self._put(tensor.untyped_storage(), allocation)
 
     def _put(self, storage: torch.UntypedStorage, allocation: Allocation) -> None:
         owned = _Owned(storage, allocation)
-        for dead in self._owned.overlapping(owned.begin, owned.end):
-            self._owned.remove(dead)
-        self._owned.put(owned)
+        with self._lock:
+            for dead in self._owned.overlapping(owned.begin, owned.end):
+                self._owned.remove(dead)
+            self._owned.put(owned)
 
     def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
         """There is a new allocation."""
         if not block.nbytes or storage is None:
             return
-        self._count += 1
-        if self._count > self._sweep_at:
-            live = [owned for owned in self._owned if owned.allocation() is not None]
-            self._owned.clear()
-            for owned in live:
-                self._owned.put(owned)
-            self._count, self._sweep_at = len(live), 2 * len(live) + 1024
+        with self._lock:
+            self._count += 1
+            if self._count > self._sweep_at:
+                live = [owned for owned in self._owned if owned.allocation() is not None]
+                self._owned.clear()
+                for owned in live:
+                    self._owned.put(owned)
+                self._count, self._sweep_at = len(live), 2 * len(live) + 1024
         assert isinstance(allocation, Allocation), "so `Device.allocate` says"
         self._put(storage, allocation)
 
     def note(self, address: int, stream: torch.Stream) -> None:
         """The memory at an address is used by a stream."""
-        owned = self._owned.at(address)
+        with self._lock:
+            owned = self._owned.at(address)
         allocation = None if owned is None else owned.allocation()
         if allocation is None:
             return
@@ -279,7 +287,6 @@ def note_use(tensor: torch.Tensor, stream: torch.Stream) -> None:
     global _uses
     if _uses is None:
         _uses = _Uses()
-        add(_uses)
     _uses.note(tensor.data_ptr(), stream)
 
 

@@ -1,11 +1,16 @@
 """Streams have segments of their own, and `record_stream` keeps memory until they are done."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
 from simgpu._core import clock, streams
+from simgpu._core.by_address import ByAddress
 from tests.support.instruments import StoppedClock
 
 MIB = 2**20
@@ -75,3 +80,31 @@ def test_uses_are_known_of_tensors_from_before_and_after_the_first_one(data):
                 recorded.add(number)
         held.clear()
         assert amounts()[:2] == [0, 512 * len(recorded)]
+
+
+def test_threads_take_turns_in_the_table_of_uses(monkeypatch):
+    """Replicas allocate at the same time, and `Scatter` of torch records uses of their batch."""
+    stock, inside, seen, start = ByAddress.overlapping, [], set(), threading.Barrier(4)
+
+    def overlapping(self, begin, end):
+        inside.append(begin)
+        for _ in range(20_000):  # and after one of them another thread runs
+            seen.add(len(inside))
+        inside.pop()
+        return stock(self, begin, end)
+
+    def allocate(nbytes):
+        start.wait()
+        for _ in range(20):
+            empty(nbytes)
+
+    interval = sys.getswitchinterval()
+    with simgpu.devices(1), ThreadPoolExecutor(4) as threads:
+        empty(512).record_stream(torch.simgpu.Stream(0))
+        monkeypatch.setattr(ByAddress, "overlapping", overlapping)
+        sys.setswitchinterval(1e-6)
+        try:
+            list(threads.map(allocate, [1, 600, 1200, 1800]))
+        finally:
+            sys.setswitchinterval(interval)
+    assert seen == {1}
