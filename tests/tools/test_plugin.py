@@ -294,7 +294,7 @@ def test_session_without_devices_imports_no_torch(pytester):
 
 
 def test_workers_use_the_number_of_threads_of_the_environment(monkeypatch):
-    """Else a worker has one thread: test_plugin_workers.py."""
+    """Else a worker has one thread: test_pools.py."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = torch.get_num_threads()
     use_one_thread()

@@ -1,9 +1,14 @@
 """Libraries whose training loops are run unedited: each learns as on one GPU, or as on the CPU."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.assurance.clients.support import needs
+from tests.assurance.clients.support import needs, why_not
 
 # What the libraries' scripts import besides torch.
 IMPORTS = {
@@ -185,3 +190,23 @@ def test_accelerate_launch_trains_on_four_ranks_as_on_one(client):
     assert seen["wrapper"] == "torch.nn.parallel.distributed"
     assert seen["restored"]
     torch.testing.assert_close(seen["losses"], single["losses"])
+
+
+@settings(max_examples=6)  # each imports in a process of its own
+@given(
+    library=st.sampled_from(["torchvision", "transformers", "sentence_transformers"]),
+    whole=st.booleans(),
+)
+def test_a_broken_torchvision_is_a_reason_for_all_that_import_it(library, whole):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        (Path(folder) / f"{library}.py").write_text("")
+        text = "" if whole else "raise RuntimeError('no kernels')"
+        (Path(folder) / "torchvision.py").write_text(text)
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", folder)
+        why_not.cache_clear()
+        try:
+            reason = why_not(library)
+        finally:
+            why_not.cache_clear()
+    assert reason == (None if whole else "torchvision does not import: RuntimeError: no kernels")

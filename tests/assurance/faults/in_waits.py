@@ -1,6 +1,6 @@
 """Each synchronisation of `dataparallel` left out: what the lazy order of streams shows.
 
-`test_every_wait.py` finds the synchronisations in the source, and checks that each has a row here.
+`test_faults.py` finds the synchronisations in the source, and checks that each has a row here.
 """
 
 from tests.support.plant import argument, drop_call, fault, operator_instead

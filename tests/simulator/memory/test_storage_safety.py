@@ -1,17 +1,21 @@
 """What ends a process on hardware, or reads memory that is gone, does no harm here.
 
-On simulated devices only: on CUDA these are illegal memory accesses.
+On simulated devices only: on CUDA these are illegal memory accesses. Memory that nothing has
+written holds values that cannot pass for results.
 """
 
 import math
 import re
+from typing import ClassVar
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.support.observe import plain, values
+from simgpu._core.unwritten import fill_unwritten
+from tests.support.observe import place, plain, values
 
 counts = st.integers(1, 9)
 
@@ -146,3 +150,120 @@ def test_as_strided_in_place_does_as_on_the_cpu(simulated, name):
         return x.shape, x.stride(), x.storage_offset(), x.tolist()
 
     assert seen(simulated[1]) == seen("cpu")
+
+
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS, torch.bool], ids=str)
+@given(size=st.integers(1, 4), step=st.integers(1, 3))
+def test_unwritten_elements_are_no_numbers(dtype, size, step):
+    memory = torch.zeros(size * step, dtype=dtype)
+    fill_unwritten(memory[::step])
+    if dtype.is_floating_point or dtype.is_complex:
+        assert memory[::step].to(torch.complex64).isnan().all()
+    elif dtype is torch.bool:
+        assert memory[::step].all()
+    else:
+        minus_one = -1 % 2**16 if dtype is torch.uint16 else -1 % 2**8
+        assert memory[::step].tolist() == [-1 if dtype.is_signed else minus_one] * size
+    if step > 1:  # what is between them stays
+        assert not memory[1::step].to(torch.complex64).any()
+
+
+@given(nbytes=st.integers(0, 70))
+def test_unwritten_bytes_have_all_bits_set(nbytes):
+    memory = torch.zeros(nbytes, dtype=torch.uint8)
+    fill_unwritten(memory.untyped_storage())
+    assert memory.tolist() == [255] * nbytes
+
+
+class Seeing(torch.Tensor):
+    """A subclass that notes what is computed with it, and computes nothing."""
+
+    seen: ClassVar = []
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func)
+        return args[0]
+
+
+def seeing(x):
+    return torch.Tensor._make_subclass(Seeing, x)
+
+
+def fake(x):
+    with FakeTensorMode():
+        return torch.empty(2, device=x.device)
+
+
+# What is made of two ones on the CPU or a device.
+KINDS = {
+    "dense": lambda x: x,
+    "sparse": lambda x: x.to_sparse(),
+    "rows": lambda x: x[None].to_sparse_csr(),
+    "fake": fake,
+    "seeing": seeing,
+    "quantized": lambda x: torch.quantize_per_tensor(x.cpu(), 1.0, 0, torch.qint8),
+}
+
+
+def kind_of(tensor):
+    return tensor.layout, tensor.is_quantized, type(tensor)
+
+
+def is_refused_on_the_cpu(kinds):
+    """Whether PyTorch refuses two tensors of the CPU of these kinds."""
+    one, other = (KINDS[kind](torch.ones(2, device="cpu")) for kind in kinds)
+    try:
+        one.data = other
+    except RuntimeError:
+        return True
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*quantiz")
+@given(
+    pair=st.tuples(st.integers(-1, 7), st.integers(-1, 7)),
+    kinds=st.tuples(*[st.sampled_from([*KINDS])] * 2),
+)
+@example(pair=(-1, 0), kinds=("dense", "seeing"))
+@example(pair=(-1, 0), kinds=("dense", "fake"))
+@example(pair=(0, -1), kinds=("dense", "quantized"))
+@example(pair=(0, -1), kinds=("fake", "dense"))
+@example(pair=(0, -1), kinds=("fake", "sparse"))
+def test_data_of_another_kind_is_refused(simulated, pair, kinds):
+    """And the tensor is what it was."""
+    here, there = (torch.ones(2, device=place(slot, simulated)) for slot in pair)
+    one, other = KINDS[kinds[0]](here), KINDS[kinds[1]](there)
+    same = kind_of(one) == kind_of(other) or (type(one) is Seeing and kinds[1] == "dense")
+    if same or {one.device.type, other.device.type} != {"cpu", "simgpu"}:
+        return  # PyTorch's own rules, or nothing to refuse
+    if "fake" in kinds:  # a mode of its own would refuse to look at the other
+        before = one.device, kind_of(one)
+        # A dense tensor would become a part of the mode.
+        if kinds == ("dense", "fake") or is_refused_on_the_cpu(kinds):
+            with pytest.raises(RuntimeError, match="incompatible tensor type"):
+                one.data = other
+            assert (one.device, kind_of(one)) == before
+        else:
+            one.data = other
+            assert kind_of(one) == before[1]
+        return
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        one.data = other
+    assert one.device.type == ("cpu" if kinds[0] == "quantized" else here.device.type)
+    assert kind_of(one) == kind_of(KINDS[kinds[0]](here))
+
+
+@given(pair=st.tuples(st.integers(-1, 7), st.integers(-1, 7)), plain=st.booleans())
+def test_a_subclass_goes_on_seeing_operators(simulated, pair, plain):
+    here, there = (torch.ones(2, device=place(slot, simulated)) for slot in pair)
+    one = seeing(here)
+    one.data = there if plain else seeing(there)
+    assert (type(one), one.device) == (Seeing, there.device)
+    del Seeing.seen[:]
+    one + 1
+    assert Seeing.seen == [torch.ops.aten.add.Tensor]
