@@ -1,12 +1,11 @@
-"""`as_cuda` outside torch.cuda: profilers, autocast, cudart, storages, streams.
+"""`as_cuda` outside torch.cuda: autocast, cudart, storages, streams.
 
-None of it changes a result. Settings are kept and returned; profilers show the host's times.
+None of it changes a result. Settings are kept and returned.
 """
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -66,22 +65,6 @@ def _preferred_linalg_library(stock: Any) -> Any:
         return preferred
 
     return prefer
-
-
-@PATCHES.around(
-    "torch.autograd.profiler.profile.__init__",
-    why="CUDA times are requested, and only host times exist: it warns",
-)
-def _profiler_of_host(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-    """`torch.autograd.profiler.profile.__init__`, which warns that devices have no times."""
-    if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == CUDA:
-        warnings.warn(
-            "the profiler shows only the host's times: those of simulated devices are in "
-            "simgpu.trace()",
-            stacklevel=3,
-        )
-        kwargs |= {"use_device": None, "use_cpu": True}
-    stock(self, *args, **kwargs)
 
 
 PATCHES.add(
