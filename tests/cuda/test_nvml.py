@@ -138,6 +138,11 @@ def test_identity_is_that_of_the_properties(names):
             ask = nvml.library.nvmlDeviceGetHandleByPciBusId_v2
             assert ask(bus_id[4:].lower().encode(), ctypes.byref(found)) == 0
             assert nvml.ask("Index", found, ctypes.c_uint()).value == number
+            ask = nvml.library.nvmlDeviceGetHandleByUUID
+            assert ask(f"GPU-{wanted.uuid}".encode(), ctypes.byref(found)) == 0
+            assert nvml.ask("MinorNumber", found, ctypes.c_uint()).value == number
+            assert ask(b"GPU-0", ctypes.byref(found)) == library.NOT_FOUND
+            assert nvml.library.nvmlDeviceGetName(handle, found, 4) == library.TOO_SMALL
             limit = nvml.ask("EnforcedPowerLimit", handle, ctypes.c_uint()).value
             assert limit == 1000 * models()[names[number]].power_limit
 
@@ -145,8 +150,10 @@ def test_identity_is_that_of_the_properties(names):
 @given(names=st.lists(st.sampled_from([*FIELDS, "count"]), min_size=1, max_size=5), data=st.data())
 def test_query_has_a_column_for_each_field(names, data):
     chosen = data.draw(st.lists(st.integers(0, 2), unique=True))
-    only = [f"--id={','.join(map(str, chosen))}"] if chosen else []
     with simgpu.as_cuda(3, model="A100"):
+        about = query(["--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader"])
+        ids = [data.draw(st.sampled_from(about[number])) for number in chosen]
+        only = [f"--id={','.join(ids)}"] if chosen else []
         form = data.draw(st.sampled_from(["csv", "csv,noheader", "csv,noheader,nounits"]))
         rows = query([f"--query-gpu={','.join(names)}", f"--format={form}", *only])
         if form == "csv":
@@ -173,6 +180,11 @@ def test_wrong_command_ends_with_the_text_and_status_of_nvidia_smi(name):
         printed, ended = smi.answer(words, process.gpus)
     assert ended == status
     assert text in printed
+
+
+def test_nvidia_smi_fails_after_its_run(capsys, tmp_path):
+    assert smi.main(["-L"], str(tmp_path / "ended")) == 9
+    assert "couldn't communicate with the NVIDIA driver" in capsys.readouterr().out
 
 
 def test_table_has_the_columns_of_nvidia_smi():

@@ -231,32 +231,32 @@ class _Function:
         known = _key(name) in FUNCTIONS or name.startswith(("nvmlInit", "nvmlErrorString"))
         # What a GPU may lack is there, and not supported; a newer version of a function is not.
         if not known and not re.match(r"nvmlDevice\w+(?<!_v\d)$", name):
-            raise AttributeError(f"{_NAME}: undefined symbol: {name}")
+            raise AttributeError(f"{_NAMES[0]}: undefined symbol: {name}")
         self._call = partial(_call, name)
 
     def __call__(self, *arguments: Any) -> int | bytes:
         return self._call(*arguments)
 
 
-_NAME = "libnvidia-ml.so.1"
+_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 forced = False
 """Whether the devices have taken the name of a machine's GPUs."""
 
 
-@PATCHES.around("ctypes.CDLL.__init__", why=f"without a driver, there is no {_NAME} to load")
+@PATCHES.around("ctypes.CDLL.__init__", why=f"without a driver, there is no {_NAMES[0]} to load")
 def _load(stock: Callable[..., None], self: Any, name: Any, *args: Any, **kwargs: Any) -> None:
     """Load a library; for NVML's, use the functions above unless the machine has it."""
-    if name != _NAME:
+    if name not in _NAMES:
         stock(self, name, *args, **kwargs)
-    elif forced or not _is_real(stock, self):
+    elif forced or not _is_real(stock, self, name):
         vars(self).clear()
         vars(self).update(_name=name, _handle=0, _FuncPtr=_Function)
 
 
-def _is_real(stock: Callable[..., None], library: Any) -> bool:
+def _is_real(stock: Callable[..., None], library: Any, name: str) -> bool:
     """Load the machine's NVML; whether there is one with a driver."""
     try:
-        stock(library, _NAME)
+        stock(library, name)
         return bool(library.nvmlInit_v2() == SUCCESS and library.nvmlShutdown() == SUCCESS)
     except (OSError, AttributeError):
         return False
