@@ -61,6 +61,11 @@ def _are_mixed(
 
     Raises RuntimeError, as CUDA, where the parameters do not go with the input.
     """
+    for x in (*parameters, *running):
+        if x is not None and x.dtype != input.dtype:
+            break
+    else:
+        return False  # nearly always
     found = {r.dtype for r in running}
     given = {p.dtype for p in parameters if p is not None}
     for dtype in given - {input.dtype, _kept_in(input)}:
@@ -77,9 +82,9 @@ def _forward(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
     input, weight, bias, *rest = args
     running = [x for x in rest if isinstance(x, Tensor)]
     trains = next((x for x in rest if isinstance(x, bool)), None)
-    wide = _kept_in(input)
     with torch._C.DisableTorchFunction():
         if _are_mixed(input, (weight, bias), running):
+            wide = _kept_in(input)
             # Parameters and statistics as the host wants them; the statistics are written back.
             there = [x.to(wide) if isinstance(x, Tensor) else x for x in args[1:]]
             results = stock(keys, input, *there, **outputs)
@@ -92,7 +97,7 @@ def _forward(stock: HostCode, keys: Keys, *args: Any, **outputs: Any) -> Any:
             return results
         output, mean, *more = results
         if trains is False or (trains is None and len(results) == 3):  # ..._no_training
-            mean, var = (x.to(wide) for x in running)
+            mean, var = (x.to(_kept_in(input)) for x in running)
             return output, mean.clone(), (var + rest[-1]).rsqrt(), *more[1:]
         if mean.dtype not in HALF_DTYPES:
             return results
@@ -175,7 +180,10 @@ def _has_channels_last(input: Tensor) -> bool:
 
 def _cudnn_norm(arguments: dict[str, Any]) -> None:
     """cuDNN takes images with weight and bias; kernels of CUDA's own name themselves in errors."""
-    input, *affine = (arguments[name] for name in ("input", "weight", "bias"))
+    input = arguments["input"]
+    if input.is_floating_point():  # nearly always
+        return
+    affine = arguments["weight"], arguments["bias"]
     if input.dim() > 2 and input.numel() and all(each is not None for each in affine):
         check_cudnn_dtype(input.dtype, f"TensorDescriptor does not support {name_of(input.dtype)}")
 
