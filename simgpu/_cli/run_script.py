@@ -318,7 +318,7 @@ def _watch_until_exit(path: Path | None, summary: bool) -> None:
     """
     if path is None and not summary:
         return
-    from simgpu._profiling.watch import watch
+    from simgpu._profiling.summary import watch
 
     watching = watch(None if path is None else str(path), sys.stderr if summary else None)
     watching.__enter__()

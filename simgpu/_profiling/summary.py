@@ -1,20 +1,28 @@
-"""`simgpu run --summary`: a table of each device's kernels, copies, batches and peak memory."""
+"""`simgpu run --summary`: a table of each device's kernels, copies, batches and peak memory.
+
+`watch` writes it, and the timeline of `--trace`. The times are those of the host, which does one
+thing after the other: they show order, streams and sizes, never how long a GPU would take or what
+it would do at once. Under `simgpu.clock` they are those of its estimate.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch.utils import _pytree
 
-from simgpu._core import world
+from simgpu._core import hooks, world
 from simgpu._core.hooks import Instrument, Launch, Record
+from simgpu._profiling import timeline
 from simgpu._profiling.timeline import index_of
-from simgpu._util.naming import DEVICE_TYPE, format_bytes, plural
+from simgpu._util.naming import DEVICE_TYPE, format_bytes, plural, visible_text
 from simgpu._util.patching import Patches
 
 # The batch column of `--summary`: bytes of tensors that modules were called with, per device.
@@ -134,3 +142,39 @@ class Totals(Instrument):
 
 def _share(amounts: list[int], index: int) -> str:
     return f"{amounts[index] / sum(amounts):.1%}" if any(amounts) else "-"
+
+
+class watch(contextlib.AbstractContextManager[None]):
+    """Watch the devices within the block; then write the timeline, the table, or both.
+
+    They are written also where the block ends in an error, and before it goes on; never where the
+    block is not left, as in a child that was forked within it.
+    """
+
+    def __init__(self, path: str | None, table: TextIO | None) -> None:
+        self._path, self._table = path and os.path.abspath(path), table
+        self._environment = dict(os.environ)  # and not what a program puts there for its children
+        self._timeline = timeline.Timeline()
+        self._totals, self._inputs = Totals(), Inputs()
+        self._ends = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._names = [visible_text(f"{DEVICE_TYPE}:{i}") for i in range(world.device_count())]
+        self._ends.callback(self._write)
+        watching = [self._timeline] * (self._path is not None)
+        for instrument in [*watching, *[self._totals] * (self._table is not None)]:
+            hooks.add(instrument)
+            self._ends.callback(hooks.remove, instrument)
+        if self._table is not None:
+            self._ends.enter_context(self._inputs.watched())
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            timeline.write(self._path, self._timeline.as_json(self._names), self._environment)
+        if self._table is not None:
+            text = self._totals.as_text(self._names, self._inputs)
+            text = timeline.heading(self._environment) + text
+            self._table.write(text)  # at once: other ranks write there, too

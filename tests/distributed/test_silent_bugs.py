@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import simgpu
-from simgpu._profiling.watch import watch
+from simgpu._profiling.summary import watch
 from simgpu.errors import (
     CollectiveMismatchError,
     DeadlockError,

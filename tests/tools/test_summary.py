@@ -10,7 +10,7 @@ from torch import nn
 
 import dataparallel
 import simgpu
-from simgpu._profiling import watch
+from simgpu._profiling.summary import watch
 
 
 class Named(nn.Module):
@@ -28,7 +28,7 @@ class Named(nn.Module):
 def summary(run):
     """The last column of the table, by device, as numbers."""
     table = io.StringIO()
-    with watch.watch(None, table):
+    with watch(None, table):
         run()
     heading, *rows = table.getvalue().splitlines()
     assert heading.endswith("    work   batch")
@@ -136,7 +136,7 @@ def test_tools_count_the_kernels_that_cuda_launches(program):
             simgpu.clock("A100") as estimate,
             simgpu.trace() as trace,
             simgpu.faults() as counted,
-            watch.watch(None, table),
+            watch(None, table),
         ):
             for name in program:
                 DONE[name][0](x)

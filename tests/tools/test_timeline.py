@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._core import hooks
+from simgpu._profiling.summary import watch
 from simgpu._profiling.timeline import Timeline
-from simgpu._profiling.watch import watch
 from tests.support.observe import place
 
 
