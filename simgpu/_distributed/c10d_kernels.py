@@ -23,9 +23,8 @@ from simgpu._core.hooks import Collective
 from simgpu._core.launch import Kernel, launch
 from simgpu._core.operators import tensors_in
 from simgpu._distributed import nccl
-from simgpu._distributed.agreement import IN_MEMORY
+from simgpu._distributed.agreement import IN_MEMORY, called_by_autograd, current_step
 from simgpu._distributed.collectives import BITWISE, Call, Reduction, Tensor, described
-from simgpu._distributed.ddp import called_by_autograd, current_step
 from simgpu._distributed.groups import Communicator, backend_of, find
 from simgpu._distributed.works import (
     Pending,

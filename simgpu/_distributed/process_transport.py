@@ -26,9 +26,8 @@ from torch._C import _distributed_c10d as c10d
 
 from simgpu import comm
 from simgpu._distributed import agreement
-from simgpu._distributed.agreement import Asked
+from simgpu._distributed.agreement import Asked, with_advice
 from simgpu._distributed.collectives import Call, Tensor, as_bytes
-from simgpu._distributed.ddp import with_advice
 from simgpu._distributed.works import Pending, Transport, plain_tensors
 from simgpu.errors import (
     CollectiveMismatchError,

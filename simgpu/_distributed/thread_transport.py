@@ -15,9 +15,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from simgpu._distributed import agreement
-from simgpu._distributed.agreement import Asked, named_ranks
+from simgpu._distributed.agreement import Asked, named_ranks, with_advice
 from simgpu._distributed.collectives import Call, Tensor
-from simgpu._distributed.ddp import with_advice
 from simgpu._distributed.works import Pending, Transport
 from simgpu.errors import CollectiveMismatchError, RankLostError
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from simgpu._distributed.ddp import with_advice
+from simgpu._distributed.agreement import with_advice
 from simgpu._explore.schedules import primitives, stalls, system_waits
 from simgpu._explore.schedules.earlier_locks import adopted_in_modules
 from simgpu._explore.schedules.explore import controlled
