@@ -5,8 +5,8 @@ registry        registers a kernel for every operator: begin here
 from_schema     kernels that are made from an operator's schema
 rules, dtypes   what a row puts before a kernel
 calls           one call: schema, arguments on the host, errors for wrong devices
-attention, copies, elementwise, fake_quantization, fourier, images, indexing, linalg,
-losses, norms, products, random, reductions, rnn, sparse_and_nested
+attention, copies, elementwise, fourier, images, indexing, linalg, losses, norms,
+products, random, reductions, rnn, sparse_and_nested
                 the families: rows, checks, and kernels written by hand; kernels that change
                 storages are in `simgpu._memory`
 autocast        what torch.autocast casts

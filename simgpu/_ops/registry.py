@@ -28,7 +28,6 @@ from simgpu._ops import (  # noqa: F401  # each declares the rows of its family
     autocast,
     copies,
     elementwise,
-    fake_quantization,
     fourier,
     images,
     indexing,
