@@ -20,16 +20,18 @@ from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue
 from simgpu._core.streams import key_of
 from simgpu._explore.races.accesses import (
     Access,
+    Race,
     Span,
     dense,
     is_copy_of_device,
+    race_of,
+    race_with_allocation,
     share_bytes,
     span_of,
     tensor_arguments,
     tensors_of,
 )
 from simgpu._explore.races.host import HostAccesses
-from simgpu._explore.races.report import Race, race_of, race_with_allocation
 from simgpu._util.frames import calling_line
 
 # Which accesses each piece of memory has to be compared with: the last ones that count.
