@@ -326,8 +326,8 @@ def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
 
 
 def _under_schedules(step: Callable[[], Any], n: int, token: str | None, item: pytest.Item) -> None:
-    from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
     from simgpu._explore.schedules.explore import schedule, shortened, tried
+    from simgpu._explore.schedules.primitives import schedule_existing_locks
     from simgpu.errors import ScheduleDivergedError
 
     with schedule_existing_locks(step):
@@ -361,8 +361,8 @@ def _under_drawn_schedules(
     from hypothesis import settings
     from hypothesis.control import current_build_context
 
-    from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
     from simgpu._explore.schedules.explore import attempted
+    from simgpu._explore.schedules.primitives import schedule_existing_locks
     from simgpu._explore.schedules.tokens import Drawn, Replay
     from simgpu._strategies import examples as strategies_examples
     from simgpu.errors import ScheduleDivergedError

@@ -16,8 +16,8 @@ from typing import Any
 
 from simgpu._distributed.agreement import with_advice
 from simgpu._explore.schedules import primitives, stalls, system_waits
-from simgpu._explore.schedules.earlier_locks import adopted_in_modules
 from simgpu._explore.schedules.explore import controlled
+from simgpu._explore.schedules.primitives import adopted_in_modules
 from simgpu._explore.schedules.scheduler import Scheduler, current
 from simgpu._explore.schedules.stalls import line_of
 from simgpu._explore.schedules.strategies import Strategy, seeded

@@ -20,7 +20,7 @@ from simgpu._devices import block
 from simgpu._distributed import groups as distributed_groups
 from simgpu._distributed.agreement import named_ranks
 from simgpu._distributed.thread_transport import GroupCalls, ThreadTransport
-from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
+from simgpu._explore.schedules.primitives import schedule_existing_locks
 from simgpu._explore.schedules.scheduler import Scheduler
 from simgpu._explore.schedules.tasks import ThreadEnded
 from simgpu._ranks import groups, rank_state

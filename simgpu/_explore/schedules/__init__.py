@@ -7,9 +7,9 @@ tasks           the threads of a schedule
 strategies      which of them goes on
 stalls          threads that do not go on: deadlocks, livelocks, and the watchdog
 scheduler       one task runs, and hands over to the next
-primitives      what takes the place of Python's locks, queues and threads
+primitives      what takes the place of Python's locks, queues and threads, and of locks
+                that were made before the schedule
 system_waits    waits for processes, sockets and locks of files, in real time
-earlier_locks   locks that were made before the schedule
 tokens          the choices of one run as text
 explore         the public functions: one schedule, or many
 

@@ -13,8 +13,7 @@ from simgpu._core import clock, hooks
 from simgpu._core.hooks import Instrument, Launch
 from simgpu._core.world import active_devices
 from simgpu._explore.schedules import primitives
-from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
-from simgpu._explore.schedules.primitives import ScheduleClock
+from simgpu._explore.schedules.primitives import ScheduleClock, schedule_existing_locks
 from simgpu._explore.schedules.scheduler import MAX_STEPS, Scheduler, current
 from simgpu._explore.schedules.strategies import (
     DEFAULT_RULE,
