@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu._backend.namespace.unsupported import refusal
+from simgpu._backend.namespace.on_demand import refusal
 from simgpu._core import hooks, streams
 from simgpu._core.by_address import ByAddress
 from simgpu._core.captures import Capture

@@ -15,7 +15,7 @@ import torch._subclasses.fake_tensor
 import torch.utils._device
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from simgpu._backend.namespace.tensor_types import TensorType
+from simgpu._backend.namespace.on_demand import TensorType
 from simgpu._core import world
 from simgpu._cuda.renaming import (
     CUDA,

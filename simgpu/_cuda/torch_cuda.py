@@ -1,7 +1,7 @@
 """`torch.cuda` and `torch._C._cuda_*` under `as_cuda`: functions of `torch.simgpu` answer.
 
 A few more are answered here. The functions that simulated devices have no counterpart for raise
-UnsupportedError (see `simgpu._backend.namespace.unsupported`). docs/torch_cuda.md has a row for
+UnsupportedError (see `simgpu._backend.namespace.on_demand`). docs/torch_cuda.md has a row for
 every name of torch.cuda, which a test compares with the installed PyTorch.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from simgpu._backend import namespace
-from simgpu._backend.namespace import snapshots, tensor_types
-from simgpu._backend.namespace.unsupported import REFUSED, refusal
+from simgpu._backend.namespace import on_demand, snapshots
+from simgpu._backend.namespace.on_demand import REFUSED, refusal
 from simgpu._core import streams, world
 from simgpu._cuda.nvml.figures import CUDA_NUMBER, CUDA_TEXT
 from simgpu._util.naming import DEVICE_TYPE, PRIVATE_USE_1
@@ -263,10 +263,10 @@ PATCHES.add(
     wrap=lambda _: namespace.default_generators,
     why="the generators that the devices draw from",
 )
-for _dtype, _kind in itertools.product(tensor_types.DTYPES, ("Tensor", "Storage")):
+for _dtype, _kind in itertools.product(on_demand.DTYPES, ("Tensor", "Storage")):
     PATCHES.add(
         f"torch.cuda.{_dtype}{_kind}",
-        value=tensor_types.find(f"{_dtype}{_kind}", "cuda"),
+        value=on_demand.find_type(f"{_dtype}{_kind}", "cuda"),
         why="C++ makes these legacy types for real CUDA only",
     )
 

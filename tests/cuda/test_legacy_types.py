@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import simgpu
-from simgpu._backend.namespace import tensor_types
+from simgpu._backend.namespace import on_demand
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def in_a_thread(call):
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_default_type_is_a_default_dtype_and_device(cuda, defaults_kept, kind, by_name):
     there = f"torch.cuda.{kind}Tensor" if by_name else getattr(torch.cuda, f"{kind}Tensor")
-    dtype = tensor_types.DTYPES[kind]
+    dtype = on_demand.DTYPES[kind]
     torch.set_default_tensor_type(there)
     made = (torch.ones(2), torch.tensor([1.0]), torch.Tensor(2), nn.Linear(2, 2).weight)
     assert {(x.device, x.dtype) for x in made} == {(cuda[0], dtype)}
@@ -141,7 +141,7 @@ def test_default_type_keeps_a_default_device(cuda, defaults_kept):
 
 
 def test_a_call_of_a_type_warns_once(cuda, monkeypatch):
-    monkeypatch.setattr(tensor_types, "_warned", [])
+    monkeypatch.setattr(on_demand, "_warned", [])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for kind in (torch.cuda.FloatTensor, torch.cuda.FloatTensor, torch.cuda.LongTensor):

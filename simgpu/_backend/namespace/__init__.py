@@ -1,8 +1,8 @@
 """`torch.simgpu`, the module that PyTorch looks up for the device type; as `torch.cuda`.
 
 Here are devices and streams; `memory` has the amounts, `snapshots` the allocator's segments and a
-history of allocations, `random` the generators, `tensor_types` the legacy types, `unsupported` what
-raises.
+history of allocations, `random` the generators, `on_demand` the legacy types and
+what raises.
 
 May import: `_backend`, `_core`, `_config`, `errors`, `_util`, `torch`.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from simgpu._backend import generators
-from simgpu._backend.namespace import memory, random, snapshots, tensor_types, unsupported
+from simgpu._backend.namespace import memory, on_demand, random, snapshots
 from simgpu._backend.namespace.memory import *  # noqa: F403
 from simgpu._backend.namespace.memory import is_initialized as is_initialized
 from simgpu._backend.namespace.random import *  # noqa: F403
@@ -336,7 +336,7 @@ export_public_names(globals(), *(file.__name__ for file in (memory, snapshots, r
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return generators.default_generators()
-    found = tensor_types.find(name) or unsupported.find(name)
+    found = on_demand.find_type(name) or on_demand.find_refusal(name)
     if found is not None:
         return found
     raise AttributeError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from simgpu._backend import namespace
-from simgpu._backend.namespace.tensor_types import DTYPES
+from simgpu._backend.namespace.on_demand import DTYPES
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._core import streams, world
 from simgpu._core.streams import Event, Stream
