@@ -303,24 +303,6 @@ def never(which: int | str) -> Change:
     return _on_condition(which, lambda test: ast.Constant(False))
 
 
-def drop_operand(name: str, at: int | None = None) -> Change:
-    """An operand of `and` or `or` that mentions this name is left out."""
-
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        found = [
-            (node, each)
-            for node in _in_order(tree, ast.BoolOp)
-            for each in node.values
-            if mentions(each, name) and not isinstance(each, ast.BoolOp)
-        ]
-        node, operand = _pick(found, at, f"operands with {name} in {tree.name}")
-        node.values = [each for each in node.values if each is not operand]
-        if len(node.values) == 1:
-            _put(tree, node, node.values[0])
-
-    return edit
-
-
 def drop_call(name: str, at: int | None = None) -> Change:
     """A statement that only calls this function is left out, or a `with` of what it returns."""
 

@@ -91,11 +91,6 @@ FILES = {
 }
 
 CONFTEST = """
-import pytest
-
-from simgpu._pytest import options
-from tests.support.pages import ROOT
-
 def pytest_configure(config):
     config.addinivalue_line("markers", "devices(*names): where the test is allowed to run")
     config.addinivalue_line("markers", "schedules(name): when the test runs")

@@ -6,8 +6,6 @@ from tests.support.plant import (
     argument,
     call_instead,
     constant,
-    drop_call,
-    drop_operand,
     fault,
     instead,
     never,
@@ -19,12 +17,6 @@ MEMORY = [
         "max_memory_allocated",
         instead(lambda stock: lambda device=None: torch.simgpu.memory_allocated(device)),
         "test_the_peak_is_the_most_there_was",
-    ),
-    fault(
-        "empty_cache releases nothing",
-        "empty_cache",
-        drop_call("release"),
-        "test_empty_cache_releases_unused_memory_of_every_device",
     ),
     fault(
         "a resized storage forgets its bytes",
@@ -74,26 +66,6 @@ LAUNCHES = [
 
 DTYPES = [
     fault(
-        "autocast casts float64 too",
-        "_eligible",
-        drop_operand("float64"),
-        "test_operators_run_in_the_dtype_of_their_policy",
-        name="mm",
-    ),
-    fault(
-        "autocast keeps activations as it keeps parameters",
-        "simgpu/_ops:_cast",
-        drop_operand("is_leaf"),
-        "test_a_parameter_is_cast_once_per_region",
-    ),
-    fault(
-        "casts outlive their region",
-        "simgpu:clear_cache",
-        drop_call("clear"),
-        "test_region_sees_an_optimizer_step",
-        where="device",
-    ),
-    fault(
         "a vector of one element counts as a number",
         "DeviceRules._iterator_device",
         call_instead("_is_number", lambda tensor: tensor.numel() == 1),
@@ -123,24 +95,11 @@ RANDOM = [
         kind="float",
     ),
     fault(
-        "uniform numbers reach their upper bound",
-        "Uniform.transform",
-        never("turns"),
-        "test_cuda_samplers::test_uniform",
-        dtype=torch.float32,
-    ),
-    fault(
         "sine and cosine are exchanged",
         "_box_and_muller",
         argument("zip", 1, lambda functions: functions[::-1]),
         "test_cuda_samplers::test_normal",
         dtype=torch.float32,
-    ),
-    fault(
-        "equal keys stay in their order",
-        "simgpu/_random:permutation",
-        drop_call("_shuffle_equals"),
-        "test_a_permutation_with_equal_keys",
     ),
     fault(
         "one seed is the seed of all devices",
