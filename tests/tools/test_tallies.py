@@ -28,7 +28,7 @@ from simgpu._fuzz.report import heat_map, never_tried
 from simgpu._fuzz.session_plugin import ExampleRecorder
 from simgpu._fuzz.sessions import SessionSettings
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
-from simgpu._util import progress
+from simgpu._util import naming
 
 FAILURE = Failure(
     property="test_x.py::test_x", error="ValueError", message="", location="x.py:1",
@@ -154,7 +154,7 @@ class Terminal(io.StringIO):
 def seconds_pass(seconds):
     """Each look at the clock takes so many seconds."""
     times = (1000 + seconds * looks for looks in range(10**6))
-    with mock.patch.object(progress, "_now", times.__next__):
+    with mock.patch.object(naming, "_now", times.__next__):
         yield
 
 
@@ -168,7 +168,7 @@ def lines(stream):
 def test_long_work_is_counted_on_a_terminal(total, taken, seconds):
     stream, got = Terminal(), []
     with seconds_pass(seconds), contextlib.redirect_stderr(stream):
-        items = progress.counted(range(total), total, "item")
+        items = naming.counted(range(total), total, "item")
         for item in items:
             got.append(item)
             if len(got) > taken:
@@ -177,10 +177,10 @@ def test_long_work_is_counted_on_a_terminal(total, taken, seconds):
     assert got == list(range(min(total, taken + 1)))
     shown = lines(stream)
     numbers = [int(line.split()[1]) for line in shown[1:-1]]
-    late = [n for n in range(1, len(got) + 1) if n * seconds >= progress.AFTER]
+    late = [n for n in range(1, len(got) + 1) if n * seconds >= naming.AFTER]
     assert set(numbers) <= set(late)
     assert bool(numbers) == bool(late)
-    assert all((b - a) * seconds > 0.99 * progress.EVERY for a, b in pairwise(numbers))
+    assert all((b - a) * seconds > 0.99 * naming.EVERY for a, b in pairwise(numbers))
     assert (shown[0], shown[-1]) == ("", "")
     if numbers:
         n = numbers[-1]
@@ -191,7 +191,7 @@ def test_long_work_is_counted_on_a_terminal(total, taken, seconds):
 def test_log_has_no_progress_lines():
     stream = Terminal(really=False)
     with seconds_pass(5), contextlib.redirect_stderr(stream):
-        assert list(progress.counted("abc", 3, "item")) == ["a", "b", "c"]
+        assert list(naming.counted("abc", 3, "item")) == ["a", "b", "c"]
     assert stream.getvalue() == ""
 
 

@@ -25,7 +25,7 @@ from simgpu._explore.training_state import (
     no_garbage_collection,
     same,
 )
-from simgpu._util.progress import counted
+from simgpu._util.naming import counted
 
 # What `simgpu.sweep` returns: what became of the step after each failure.
 

@@ -34,8 +34,8 @@ from simgpu._explore.schedules.tokens import (
     token_of,
 )
 from simgpu._explore.training_state import State, find_state, host_copy, no_garbage_collection, same
+from simgpu._util.naming import counted
 from simgpu._util.patching import Patches
-from simgpu._util.progress import counted
 from simgpu.errors import ScheduleError
 
 # `simgpu.schedule`: a block whose threads run one at a time, in an order that a seed decides.

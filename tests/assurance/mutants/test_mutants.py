@@ -83,7 +83,7 @@ def test_the_seed_decides_the_sample(source):
 def test_package_of_a_file_has_its_folder():
     assert packages.package_of([]).name == "dataparallel"
     assert packages.package_of(["simgpu/_ops/calls.py"]).name == "kernels"
-    other = packages.package_of(["simgpu/_util/progress.py"])
+    other = packages.package_of(["simgpu/_util/naming.py"])
     assert (other.name, other.folders[-1]) == ("core", "simgpu/_util")
 
 
