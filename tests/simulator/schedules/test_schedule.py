@@ -122,6 +122,7 @@ def test_equal_seeds_give_equal_runs_and_so_does_the_token(simulated, threads, s
     again, other = run(program, seed=seed, strategy=strategy)
     assert again == result
     assert other.digest() == schedule.digest()
+    assert all(len(choice.options) > 1 for choice in schedule.trace)
     repeated, replayed = run(program, replay=schedule.token)
     assert repeated == result
     assert replayed.digest() == schedule.digest()

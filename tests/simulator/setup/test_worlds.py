@@ -232,8 +232,9 @@ def test_a_profile_needs_no_device(within):
 def test_without_devices_there_is_no_pinned_memory():
     with simgpu.devices(1):
         kept = torch.ones(2, pin_memory=True)
-    with pytest.raises(RuntimeError):
-        torch.ones(2, pin_memory=True)
+    for pin in (lambda: torch.ones(2, pin_memory=True), torch.ones(2).pin_memory):
+        with pytest.raises(RuntimeError):
+            pin()
     assert plain(kept) == [1, 1]
     assert not kept.is_pinned()
 
