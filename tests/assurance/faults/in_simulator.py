@@ -5,7 +5,6 @@ import torch
 from tests.support.plant import (
     argument,
     call_instead,
-    constant,
     fault,
     instead,
     never,
@@ -23,20 +22,6 @@ MEMORY = [
         "resize_storage",
         instead(lambda stock: lambda storage, nbytes: (stock(storage, nbytes), storage.fill_(7))),
         "test_resized_storage_keeps_its_bytes_and_views",
-    ),
-    fault(
-        "many numbers are made before their memory is checked",
-        "_look_for_room",
-        never("prod"),
-        "test_room_is_asked_for_before_many_numbers_are_copied",
-        name="zeros_like",
-    ),
-    fault(
-        "arguments that share memory look separate",
-        "shares_storage_with_another",
-        never("on_one_storage"),
-        "test_overlapping_memory_is_refused_as_on_the_cpu",
-        name="mul out",
     ),
 ]
 
@@ -81,12 +66,6 @@ DTYPES = [
 ]
 
 RANDOM = [
-    fault(
-        "a key takes no step in its second round",
-        "keys_of",
-        constant(1, 0),
-        "test_words_of_threads_and_places",
-    ),
     fault(
         "the second call of a thread repeats the first",
         "simgpu/_random:draw",
