@@ -111,6 +111,13 @@ DATAPARALLEL = [
         drop_call("add"),
         "test_vector_of_scalars_warns_once",
     ),
+    fault(
+        "outputs on the CPU are accepted",
+        "_refuse_cpu",
+        never(2),
+        "test_bad_calls_raise_their_words",
+        name="broadcast into the CPU",
+    ),
     # Sums and copies.
     fault(
         "a sum is written over an input",
