@@ -148,7 +148,13 @@ _NO_COMPILER = (
     why="a compiled kernel would need a GPU: the error names the interpreter's variable",
 )
 def _refuse(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    raise UnsupportedError(_NO_COMPILER.format(f"the kernel {self.fn.__name__}"))
+    kernel = f"the kernel {self.fn.__name__}"
+    if getattr(self, "is_gluon", bool)():
+        raise UnsupportedError(
+            f"{kernel} in Gluon is compiled for a GPU, and Triton's interpreter runs no Gluon: "
+            "write it in Triton, or call the same in PyTorch's functions"
+        )
+    raise UnsupportedError(_NO_COMPILER.format(kernel))
 
 
 class _NotCompiled:

@@ -104,6 +104,9 @@ def test_compiled_kernel_names_the_variable_of_the_interpreter(triton, cuda):
     kernel = triton("jit").JITFunction(len)
     with pytest.raises(UnsupportedError, match=r"the kernel len .*TRITON_INTERPRET=1"):
         kernel.run()
+    kernel.is_gluon = lambda: True
+    with pytest.raises(UnsupportedError, match="the kernel len in Gluon"):
+        kernel.run()
 
 
 def test_kernel_is_a_launch_on_the_device_of_its_arguments(add):
