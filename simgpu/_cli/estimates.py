@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -80,6 +81,9 @@ class ClockUntilExit:
         if of_rank and not self._options.summary:
             sys.stderr.write(f"{of_rank.strip()}: {summary.in_a_line()}\n")
             return
+        if of_rank:  # which uses few of the devices
+            used = [share for share in summary.shares if share.kernels or share.copies]
+            summary = dataclasses.replace(summary, shares=used)
         others = [n for n in COUNTS if n != count]
         seconds = (_now() - self._began) * len(others)
         again = AGAIN.format(", ".join(map(str, others)), max(seconds, 1))

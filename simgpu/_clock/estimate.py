@@ -165,7 +165,7 @@ class Summary:
         return total
 
     def in_a_line(self) -> str:
-        """The estimate, and the shares of each device that did something."""
+        """The estimate, the shares of each device that did something, and what takes longest."""
         shares = [
             f"; {share.device} busy{_percent(share.busy, self.seconds)}, "
             f"copying{_percent(share.copying, self.seconds)}, "
@@ -173,7 +173,8 @@ class Summary:
             for share in self.shares
             if share.kernels or share.copies
         ]
-        return "".join([self._total(), *shares])
+        longest = " ".join(next(_path_lines(self.path, self.seconds), "nothing").split())
+        return "".join([self._total(), *shares, f"; longest part: {longest}"])
 
     def __str__(self) -> str:
         lines = [self._total()]
