@@ -5,11 +5,13 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.assurance.emulated_cuda import build, stubs
-from tests.assurance.emulated_cuda.environment import MODELS, ROOT, Machine
+from tests.assurance.emulated_cuda import build, record, stubs, suite
+from tests.assurance.emulated_cuda.environment import MODELS, ROOT, Hardware, Machine
 from tests.assurance.expected import Entry
 
 HEADER = """
@@ -171,6 +173,18 @@ def test_backward_works_on_gpus_beside_simulated_devices(printed):
     ]
 
 
+PINNED = """
+import json, torch, simgpu
+with simgpu.devices(2):
+    print(json.dumps([torch.empty(3, pin_memory=pin).is_pinned() for pin in (False, True)]))
+"""
+
+
+@needs_cuda_build
+def test_memory_that_cuda_pinned_is_pinned_before_a_gpu_has_a_tensor(printed):
+    assert printed(PINNED, devices=2) == [False, True]
+
+
 SHARE = """
 import json, torch, torch.multiprocessing as mp
 
@@ -200,3 +214,68 @@ def test_entry_matches_parameters_and_names():
     matching = ["a.py::test[Nested add]", "b.py::test_it[1]", "C.test_1d"]
     other = ["a.py::test[add]", "a.py::test", "b.py::other", "C.test_2d"]
     assert [test for test in matching + other if entry.means(test)] == matching
+
+
+def test_a_crash_costs_one_case_and_a_lost_gpu_none(monkeypatch):
+    def process(command, **options):
+        given, out = map(Path, command[-2:])
+        lines = []
+        for case in json.loads(given.read_text())[1]:
+            if case == "crashes":
+                break
+            lines.append(json.dumps(case))
+            if case == "loses the GPU":
+                break
+        out.write_text("\n".join(lines))
+        return SimpleNamespace(returncode=-11 if case == "crashes" else record.GPU_IS_LOST)
+
+    monkeypatch.setattr(record.subprocess, "run", process)
+    cases = ["a", "crashes", "crashes", "b", "loses the GPU", "c"]
+    seen = record._seen("api", cases, SimpleNamespace(environment=dict))
+    crashed = [record.CRASHED, -11]
+    assert seen == ["a", crashed, crashed, "b", "loses the GPU", "c"]
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["b", "a"], ["b"]])
+def test_compare_fails_for_any_subject_that_differs(monkeypatch, capsys, names):
+    differs = record.recordings.Replay(cases=2, wrong=[({"call": "x"}, 1, 2)])
+    found = {"a": differs, "b": record.recordings.Replay(cases=2, agreed=2)}
+    monkeypatch.setattr(record, "record", lambda name, machine: {"cases": [name]})
+    monkeypatch.setattr(
+        record.recordings, "replay_on_simulated", lambda recording, _: found[recording["cases"][0]]
+    )
+    assert record.compare(names, Machine()) == ("a" in names)
+    assert ("simulated 2" in capsys.readouterr().out) == ("a" in names)
+
+
+REPORTED = """
+import pytest
+@pytest.fixture
+def broken(): raise ValueError("in setup")
+@pytest.fixture
+def untidy():
+    yield
+    raise ValueError("in teardown")
+def test_passes(): pass
+def test_setup(broken): pass
+def test_teardown(untidy): pass
+def test_skipped(): pytest.skip("for a reason")
+"""
+
+
+def test_outcomes_have_errors_of_setup_and_teardown(tmp_path):
+    (tmp_path / "test_it.py").write_text(REPORTED)
+    code = (
+        "import pytest; from tests.assurance.emulated_cuda.pytest_plugin import Outcomes; "
+        "pytest.main(['--noconftest', '-p', 'no:cacheprovider', '-p', 'no:simgpu', 'test_it.py'], "
+        "plugins=[Outcomes('outcomes')])"
+    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, cwd=tmp_path, env=Hardware(1, "h100", 1).environment(), check=True)
+    outcomes = suite._outcomes(tmp_path / "outcomes")
+    assert {test.partition("::test_")[2]: outcome for test, (outcome, _) in outcomes.items()} == {
+        "passes": "passed",
+        "setup": "failed",
+        "teardown": "failed",
+        "skipped": "skipped",
+    }

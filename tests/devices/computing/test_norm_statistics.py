@@ -55,6 +55,9 @@ def test_a_batch_norm_keeps_floats_of_each_channel(devices, dtype, trains, dims,
     x.requires_grad_()
     F.batch_norm(x, mean, var, training=trains).sum().backward()
     assert x.grad.dtype == dtype
+    update = aten._batch_norm_with_update.default
+    weight = torch.ones_like(mean)
+    update(x, weight, weight, mean, var, 0.1, EPS)[0].sum().backward()  # by batch_norm_backward
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
