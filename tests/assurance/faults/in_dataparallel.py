@@ -74,12 +74,6 @@ DATAPARALLEL = [
         "test_scatter::test_structure_is_kept",
     ),
     fault(
-        "rows of the longer input are dropped",
-        "dataparallel:_scatter",
-        never(7),
-        "test_inputs_of_different_batches_lose_no_row",
-    ),
-    fault(
         "a single output is returned as it is",
         "gather_checked",
         call_instead(

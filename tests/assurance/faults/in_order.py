@@ -74,12 +74,6 @@ EVENTS = "test_replay_records_and_waits_as_the_program"
 GRAPHS = [
     fault("a capture is executed too", "Recording.stop", drop_call("copy_"), REPLAYS),
     fault(
-        "generators stay where a capture left them",
-        "Recording.stop",
-        drop_call("set_state"),
-        REPLAYS,
-    ),
-    fault(
         "a replay records an event where the program waits for it",
         "Graph.replay",
         always("records"),

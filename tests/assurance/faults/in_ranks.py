@@ -1,14 +1,10 @@
 """Mistakes in collectives, and in what belongs to each rank."""
 
-import torch
-
 from tests.support.plant import (
     argument,
     call_instead,
-    constant,
     fault,
     instead,
-    never,
 )
 
 RULE = "test_collectives_match_their_definition_in_threads"
@@ -53,13 +49,6 @@ COLLECTIVES = [
         case="reduce_scatter",
     ),
     fault(
-        "the first rank's bucket is added twice",
-        "simgpu/comm:_in_turn",
-        constant(1, 0),
-        RULE,
-        case="all_reduce",
-    ),
-    fault(
         "a wait leaves the output as it was",
         "Work._land",
         call_instead("complete", lambda pending, limit: pending.wait_and_raise(limit)),
@@ -73,31 +62,11 @@ COLLECTIVES = [
         "test_wait_for_the_last_call_completes_those_before",
     ),
     fault(
-        "NCCL reduces bits",
-        "check_reduction",
-        never("nccl"),
-        "test_unreducible_dtype_is_refused",
-        backend="nccl",
-        dtype=torch.int32,
-        op="BOR",
-        error=ValueError,
-        text="Cannot use ReduceOp.BOR with NCCL",
-    ),
-    fault(
         "channels_last is sent by dimensions",
         "simgpu/_distributed:host_aliases",
         call_instead("permute", lambda alias, order: alias),
         "test_flat_outputs_follow_the_order_of_memory",
         name="all_gather_into_tensor",
-    ),
-    fault(
-        "a group that has ended makes calls",
-        "Communicator.submit",
-        never("ended"),
-        "test_call_of_an_ended_group_raises",
-        end="destroy_process_group",
-        how="destroyed",
-        raises=BaseException,
     ),
 ]
 

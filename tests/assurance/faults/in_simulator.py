@@ -7,7 +7,6 @@ from tests.support.plant import (
     call_instead,
     fault,
     instead,
-    never,
 )
 
 MEMORY = [
@@ -31,14 +30,6 @@ LAUNCHES = [
         "adopt",
         instead(lambda stock: lambda host, index: stock(host, 0)),
         "test_a_range_takes_bounds_from_any_device",
-    ),
-    fault(
-        "mixed devices are computed",
-        "DeviceRules._iterator_device",
-        never("device"),
-        "test_an_elementwise_kernel_names_two_devices",
-        name="add",
-        slot=1,
     ),
     fault(
         "cuda devices have the name of simulated ones",
