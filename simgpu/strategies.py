@@ -128,12 +128,16 @@ def device_lists(
         repeats: whether a list may name one device several times; then there may be more of
             them than there are devices.
 
-    Shrinks to only the first device. Raises ValueError where no such list exists.
+    Shrinks to only the first device. Raises ValueError where there are no devices or no such list.
     """
     if isinstance(devices, (str, bytes)):
         raise TypeError(f"devices must be a list, such as [{devices!r}], and not a text")
     most = len(devices) if max_size is None else max_size
-    if not devices or not 0 <= min_size <= most or (most > len(devices) and not repeats):
+    if not devices:
+        raise ValueError(
+            "no devices to draw from: run the tests with --as-cuda, or within simgpu.devices(n)"
+        )
+    if not 0 <= min_size <= most or (most > len(devices) and not repeats):
         raise ValueError(
             f"no list of {min_size} to {most} out of {plural(len(devices), 'device')}"
             + ("" if repeats else " without repeats")

@@ -122,7 +122,7 @@ def run_campaign(options: CampaignOptions) -> int:
         if status == 5:
             where = " ".join(options.paths)
             fits = f" fits -k {options.keyword!r}" if options.keyword else ""
-            print(f"no hypothesis property in {where}{fits}")
+            print(f"no hypothesis property (a test with @given) in {where}{fits}")
         return status
     if status not in (0, 1):  # such as one that a signal ended: pytest could not report it
         ended = f"ended with status {status}"

@@ -163,9 +163,11 @@ def test_suite_without_properties_is_reported(suite):
     words = ("fuzz", "--examples", "1", "--jobs", "1")
     done = suite.simgpu(*words, "test_it.py")
     assert done.returncode == 5
-    assert done.stdout.endswith("no hypothesis property in test_it.py\n")
+    assert done.stdout.endswith("no hypothesis property (a test with @given) in test_it.py\n")
     done = suite.simgpu(*words, "-k", "that", "test_it.py")
-    assert done.stdout.endswith("no hypothesis property in test_it.py fits -k 'that'\n")
+    assert done.stdout.endswith(
+        "no hypothesis property (a test with @given) in test_it.py fits -k 'that'\n"
+    )
 
 
 OF_CUDA = """

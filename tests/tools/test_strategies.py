@@ -259,7 +259,7 @@ def test_fuzzing_run_limits_numbers_of_devices_and_ranks():
     ("call", "error", "words"),
     [
         (lambda: strategies.device_counts(3, 2), ValueError, "3"),
-        (lambda: strategies.device_lists([]), ValueError, "devices"),
+        (lambda: strategies.device_lists([]), ValueError, "--as-cuda"),
         (lambda: strategies.device_lists(["a", "b"], 3), ValueError, "3"),
         (lambda: strategies.device_lists(["a", "b"], 1, 3), ValueError, "3"),
         (lambda: strategies.batches(0), ValueError, "0"),
