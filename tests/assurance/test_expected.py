@@ -100,3 +100,6 @@ def test_session_on_emulated_gpus_reports_passes_and_failures(tmp_path, monkeypa
     assert all(
         name in suite.report(result) for name in ("PASSED a.py::test_x", "FAILED a.py::test_w")
     )
+    result.failures.clear()
+    result.passes.clear()
+    assert result.as_expected == (status == 1)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.support.cuda_code import recordings, values
 
 KNOWN = recordings.Known("api", "for the test", ("torch.ones(*",))
+OF_ANOTHER_SUBJECT = recordings.Known("offsets", KNOWN.reason, KNOWN.cases)
 FILES = recordings.files(recordings.FOLDER) + recordings.files(recordings.OF_GPUS)
 
 
@@ -82,7 +83,7 @@ def test_known_difference_that_is_none_is_wrong():
                 "origin": {"subject": KNOWN.subject},
                 "cases": [{"case": case, "seen": [True]}],
             }
-            found = recordings.replay(recording, None, entries)
+            found = recordings.replay(recording, None, [*entries, OF_ANOTHER_SUBJECT])
         difference = recordings.NO_DIFFERENCE if entries else [False]
         is_right = agrees != bool(entries)
         assert found.wrong == ([] if is_right else [(case, [True], difference)])
