@@ -6,6 +6,7 @@ NVML is asked by ctypes here, as pynvml asks it; tests/assurance/clients has pyn
 import csv
 import ctypes
 import os
+import re
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
@@ -94,6 +95,7 @@ def test_memory_is_what_the_allocator_keeps(taken, order):
             nvml = Nvml()
             rows = query(["--query-gpu=memory.total,memory.used,memory.free", "--format=csv"])
             apps = query(["--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,nounits"])
+            xml = ElementTree.fromstring(smi.answer(["-q", "-x"], process.gpus)[0])
             assert len(rows) == 4
             for number in range(3):
                 handle = nvml.handle(number)
@@ -108,6 +110,8 @@ def test_memory_is_what_the_allocator_keeps(taken, order):
                 used -= free
                 assert (memory.used, memory.free) == (used, free)
                 assert [f"{n // MIB} MiB" for n in (memory.total, used, free)] == rows[number + 1]
+                shown = xml.findall("gpu/fb_memory_usage")[number]
+                assert [shown.findtext(n) for n in ("total", "used", "free")] == rows[number + 1]
                 ours = [(os.getpid(), used)] if used else []
                 assert nvml.processes(handle) == ours
                 assert [row[1:] for row in apps if row[0] == uuid] == [
@@ -142,9 +146,13 @@ def test_identity_is_that_of_the_properties(names):
             assert ask(f"GPU-{wanted.uuid}".encode(), ctypes.byref(found)) == 0
             assert nvml.ask("MinorNumber", found, ctypes.c_uint()).value == number
             assert ask(b"GPU-0", ctypes.byref(found)) == library.NOT_FOUND
-            assert nvml.library.nvmlDeviceGetName(handle, found, 4) == library.TOO_SMALL
-            limit = nvml.ask("EnforcedPowerLimit", handle, ctypes.c_uint()).value
-            assert limit == 1000 * models()[names[number]].power_limit
+            name, size = ctypes.create_string_buffer(96), len(wanted.name)  # without its last 0
+            assert nvml.library.nvmlDeviceGetName(handle, name, size) == library.TOO_SMALL
+            model, out = models()[names[number]], ctypes.c_uint()
+            assert nvml.ask("EnforcedPowerLimit", handle, out).value == 1000 * model.power_limit
+            assert nvml.ask("PowerUsage", handle, out).value == 1000 * (model.power_limit // 10)
+        ask = nvml.library.nvmlDeviceGetHandleByIndex_v2
+        assert ask(len(names), ctypes.byref(found)) == library.INVALID
 
 
 @given(names=st.lists(st.sampled_from([*FIELDS, "count"]), min_size=1, max_size=5), data=st.data())
@@ -191,6 +199,9 @@ def test_table_has_the_columns_of_nvidia_smi():
     with simgpu.as_cuda(2, model=["A100", "RTX 4080 SUPER"]):
         x = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda:1")
         text, _ = smi.answer([], process.gpus)
+        ask, name = Nvml().library.nvmlSystemGetProcessName, ctypes.create_string_buffer(4096)
+        assert (ask(os.getpid(), name, 4096), name.value.decode()) == (0, sys.executable)
+        assert ask(os.getppid(), name, 4096) == library.NOT_FOUND
     lines = text.splitlines()[1:]
     assert {len(line) for line in lines} == {91, 0}
     assert "Driver Version: 580." in text
@@ -200,17 +211,20 @@ def test_table_has_the_columns_of_nvidia_smi():
     assert lines[-2].endswith(f" {x.nbytes // MIB}MiB |")
 
 
-def test_utilization_is_that_of_the_clock():
+def test_utilization_is_that_of_the_clock(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     with simgpu.as_cuda(2, model="A100"):
         with simgpu.clock("A100"):
-            x = torch.ones(1000, 1000, device="cuda:1")
+            x = torch.ones(1000, 1000, device="cuda:0")
             for _ in range(10):
                 x = x @ x
-            torch.cuda.synchronize(1)
+            torch.cuda.synchronize(0)
             nvml = Nvml()
             rates = [nvml.ask("UtilizationRates", nvml.handle(i), Rates()).gpu for i in (0, 1)]
             assert rates[0] == 0
             assert 50 < rates[1] <= 100
+            shown = re.findall(r"(\d+)% +Default", smi.answer([], process.gpus)[0])
+            assert [rate != "0" for rate in shown] == [False, True]
         assert nvml.ask("UtilizationRates", nvml.handle(1), Rates()).gpu == 0
 
 
@@ -228,6 +242,14 @@ def test_library_ends_with_the_block():
             assert client.nvmlLib.nvmlInit_v2() == 0
             assert ask(ctypes.byref(number)) == 0
             assert number.value == CUDA_NUMBER
+            client.nvmlLib.nvmlInit_v2()
+            client.nvmlLib.nvmlShutdown()
+            assert ask(ctypes.byref(number)) == 0  # for the first nvmlInit
+            words = (ctypes.c_ulong * 32)()
+            assert client.nvmlLib.nvmlDeviceGetCpuAffinity(1, 32, words) == 0
+            bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+            cpus = {at for at in range(32 * bits) if words[at // bits] >> at % bits & 1}
+            assert cpus == os.sched_getaffinity(0)
             assert client.nvmlLib.nvmlDeviceGetFanSpeed(None, None) == library.NOT_SUPPORTED
             with pytest.raises(AttributeError, match="undefined symbol"):
                 _ = client.nvmlLib.nvmlDeviceGetMemoryInfo2_v9
@@ -244,7 +266,8 @@ def test_library_ends_with_the_block():
 def test_real_library_is_loaded_unless_forced(result, forced):
     """A real one without a driver, whose nvmlInit fails, is none."""
 
-    load = ctypes.CDLL.__init__
+    load, client = ctypes.CDLL.__init__, types.ModuleType("copy_of_pynvml")
+    client.nvmlLib = object()
 
     def stock(self, name, *args, **kwargs):
         if name != NAME:
@@ -254,7 +277,9 @@ def test_real_library_is_loaded_unless_forced(result, forced):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctypes.CDLL, "__init__", stock)
+        patch.setitem(sys.modules, "copy_of_pynvml", client)
         with simgpu.as_cuda(1, force=forced):
+            assert (client.nvmlLib is None) == forced
             loaded = ctypes.CDLL(NAME)
             assert hasattr(loaded, "real") == (result == 0 and not forced)
             assert ctypes.CDLL(None).real is None

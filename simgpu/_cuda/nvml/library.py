@@ -269,7 +269,7 @@ def _is_real(stock: Callable[..., None], library: Any, name: str) -> bool:
 def _load_anew(patches: Patches) -> None:
     _forget(lambda library: forced)
     patches.then(_starts.clear)
-    patches.then(lambda: _forget(lambda library: vars(library).get("_FuncPtr") is _Function))
+    patches.then(lambda: _forget(lambda library: getattr(library, "_FuncPtr", None) is _Function))
 
 
 def _forget(is_meant: Callable[[Any], bool]) -> None:
