@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 from collections import Counter
 
 import pytest
@@ -26,7 +27,7 @@ def work():
     with torch.cuda.stream(torch.cuda.Stream()):
         x + 1
         number = torch.cuda.current_stream().stream_id
-    x.to("cuda:1")
+    x.to("cuda:1") + 1
     x.cpu()
     return number
 
@@ -34,20 +35,37 @@ def work():
 @pytest.mark.parametrize("clock", [contextlib.nullcontext, lambda: simgpu.clock("A100")])
 def test_each_launch_is_an_event_of_its_operator(cuda, clock):
     assert ProfilerActivity.CUDA in supported_activities()
-    with clock(), profile(activities=BOTH) as seen, simgpu.trace() as trace:
-        work()
+    with clock() as estimate:
+        if estimate:
+            torch.cuda._sleep(10**10)  # seconds
+            torch.cuda.synchronize()
+        with profile(activities=BOTH) as seen, simgpu.trace() as trace:
+            work()
     launches = [record for record in trace if record.kind != "memory"]
     events = sorted(of_devices(seen), key=lambda event: event.id)
-    assert [e.device_resource_id for e in events] == [record.stream for record in launches]
+    rows_of_events = [(event.device_index, event.device_resource_id) for event in events]
+    assert rows_of_events == [(record.device.index, record.stream) for record in launches]
+    if estimate:
+        begins = [(record.begin - launches[0].begin) * 1e6 for record in launches]
+        first = events[0].time_range.start
+        assert 0 <= first < 1e6
+        assert [event.time_range.start - first for event in events] == pytest.approx(begins)
     took = [round((record.end - record.begin) * 1e6, 3) for record in launches]
     assert [round(event.time_range.elapsed_us(), 3) for event in events] == took
     copies = ["Memcpy HtoD (Pageable -> Device)", "Memcpy PtoP (Device -> Device)"]
     copies += ["Memcpy DtoH (Device -> Pageable)"]
-    assert [e.name for e in events] == [copies[0], "mm", "add.Scalar", *copies[1:]]
+    assert [e.name for e in events] == [
+        copies[0],
+        "mm",
+        "add.Scalar",
+        copies[1],
+        "add.Scalar",
+        copies[2],
+    ]
     rows = {row.key: row for row in seen.key_averages()}
     assert rows["aten::mm"].self_device_time_total == rows["mm"].self_device_time_total
     assert rows["product"].device_time_total == rows["aten::mm"].device_time_total
-    assert rows["cudaLaunchKernel"].count == 2
+    assert rows["cudaLaunchKernel"].count == 3
     assert rows["cudaMemcpyAsync"].count == 3
     assert not any("#" in name for name in rows)
 
@@ -62,26 +80,42 @@ def test_table_names_times_of_the_host(cuda, estimated):
     assert ("CUDA (host) total" in table) != estimated
 
 
-def test_exported_trace_has_a_row_for_each_stream(cuda, tmp_path):
-    with profile(activities=BOTH) as seen:
+@pytest.mark.parametrize("estimated", [False, True])
+def test_exported_trace_has_a_row_for_each_stream(cuda, tmp_path, estimated):
+    clock = simgpu.clock("A100") if estimated else contextlib.nullcontext()
+    with clock, profile(activities=BOTH) as seen:
         number = work()
+    work()
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     on_devices = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy")]
-    assert Counter((e["pid"], e["tid"]) for e in on_devices) == {(0, 0): 4, (0, number): 1}
+    assert Counter((e["pid"], e["tid"]) for e in on_devices) == {
+        (0, 0): 4,
+        (0, number): 1,
+        (1, 0): 1,
+    }
     marks = {e["args"]["correlation"]: e for e in events if e.get("cat") == "cuda_runtime"}
-    assert all(marks[e["args"]["correlation"]]["ts"] == e["ts"] for e in on_devices)
+    begins = {event.id: event.time_range.start for event in of_devices(seen)}
+    for event in on_devices:
+        begin = event["args"]["correlation"]
+        since = event["ts"] - on_devices[0]["ts"]
+        assert since == pytest.approx(begins[begin] - begins[min(begins)], abs=0.01)
+        assert estimated or marks[begin]["ts"] == event["ts"]
     arrows = Counter((e["ph"], e["id"]) for e in events if e.get("cat") == "ac2g")
     assert arrows == {(end, number): 1 for end in "sf" for number in marks}
     titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert titles[0] == "cuda:0"
+    assert titles == titles | {0: "cuda:0", 1: "cuda:1"}
 
 
 def test_memory_of_devices_is_counted(cuda):
     with profile(activities=BOTH, profile_memory=True) as seen:
         kept = torch.ones(256, device="cuda") + 1
+        with torch.profiler.record_function("freed"):
+            del kept
+            torch.cuda.memory_allocated()
     rows = {row.key: row for row in seen.key_averages()}
-    assert rows["aten::add"].device_memory_usage == kept.nbytes
+    assert rows["aten::add"].device_memory_usage == 1024
+    assert rows["freed"].device_memory_usage == -2048  # and that of ones
 
 
 def test_profile_of_devices_alone_follows_a_schedule(cuda):
@@ -107,5 +141,8 @@ def test_profile_outlives_the_devices():
         seen = profile(activities=BOTH)
         seen.start()
         torch.ones(2, device="cuda")
+        thread = threading.Thread(target=torch.ones, args=[2], kwargs={"device": "cuda"})
+        thread.start()
+        thread.join()
     seen.stop()
-    assert [event.name for event in of_devices(seen)] == ["fill_.Scalar"]
+    assert [event.name for event in of_devices(seen)] == ["fill_.Scalar"] * 2

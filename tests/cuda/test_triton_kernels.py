@@ -93,6 +93,9 @@ def test_driver_is_active_within_the_block(triton, imported):
         with torch.cuda.device(device):
             assert active.get_active_torch_device() == device
             assert active.get_current_target() == ("cuda", 90, 32)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                assert active.get_current_stream(1) == torch.cuda.current_stream().cuda_stream
+                assert active.get_current_stream(0) == 0
         assert active.utils.get_device_properties(1)["multiprocessor_count"] == 132
         assert type(driver._create_driver()).__name__ == type(active).__name__
     assert driver.driver.active is None
@@ -126,6 +129,8 @@ def test_argument_elsewhere_raises(add, device, error):
     with pytest.raises(error, match=f"y .*{'cuda:1' if device != 'cpu' else 'cpu tensor'}"):
         add(x, torch.ones(3, device=device), out=out)
     assert out.tolist() == [0] * 3
+    add(x, torch.ones(3, pin_memory=True), out=out)
+    assert out.tolist() == [2] * 3
 
 
 @pytest.mark.without("--races", reason="races on purpose")

@@ -476,8 +476,9 @@ def test_steps_that_cannot_be_repeated_are_refused(simulated):
     async def unfinished():
         return None
 
-    with pytest.raises(TypeError, match="asyncio"):
-        simgpu.sweep(unfinished)
+    for step in (unfinished, lambda: (yield)):
+        with pytest.raises(TypeError, match="asyncio"):
+            simgpu.sweep(step)
     for at in (0, [0.5], ["a"], [-1]):
         with pytest.raises(ValueError, match="the step has 0"):
             simgpu.sweep(lambda: None, at=at)
