@@ -139,13 +139,13 @@ def check_splits(
 # On a GPU a kernel looks, before the data travel, and asserts: the process ends. What is not of
 # floating point is not looked at, nor what a rank only receives.
 
-_NAME = "TORCH_NCCL_NAN_CHECK"
+_NAN_CHECK = "TORCH_NCCL_NAN_CHECK"
 _TRUE = ("y", "yes", "1", "t", "true")  # as PyTorch reads its variables
 
 
 def looks_for_nan() -> bool:
     """What the environment says; PyTorch asks it when a group is made."""
-    return os.environ.get(_NAME, "").lower() in _TRUE
+    return os.environ.get(_NAN_CHECK, "").lower() in _TRUE
 
 
 def check_no_nan(call: Call) -> None:
@@ -159,7 +159,7 @@ def check_no_nan(call: Call) -> None:
             raise NaNSentError(
                 f"{DEVICE_TYPE} error: device-side assert triggered: rank{rank} gives NaN, at "
                 f"index {tuple(found[0])} of {described([tensor])}, to {call.shown} at "
-                f"{call.place}. Without {_NAME} there is no such check"
+                f"{call.place}. Without {_NAN_CHECK} there is no such check"
             )
 
 
