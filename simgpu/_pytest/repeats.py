@@ -161,6 +161,7 @@ def _repeat_with_ooms(item: pytest.Function, everywhere: bool) -> None:
 def _with_every_failure(step: Callable[[], Any]) -> None:
     import simgpu
 
+    gc.collect()  # what an earlier test left: `_why_kept` would count it as freed by this one
     with simgpu.faults() as counted:
         step()
     taken = _taken()

@@ -94,6 +94,23 @@ def test_each_allocation_of_a_marked_test_fails_once(pytester):
     result.assert_outcomes(failed=1)
 
 
+def test_garbage_of_earlier_tests_hides_no_leak():
+    with simgpu.devices(1):
+        garbage = [torch.ones(8, device="simgpu:0")]
+        garbage.append(garbage)
+        del garbage
+
+        kept = []
+
+        def leaks():
+            kept.append(torch.ones(8, device="simgpu:0"))
+            torch.ones(8, device="simgpu:0")
+            kept.clear()
+
+        with pytest.raises(pytest.fail.Exception, match=r"also after gc\.collect"):
+            _with_every_failure(leaks)
+
+
 def raised_anew(how):
     """An error is raised in the place of the one that is handled; called within `except`."""
     handled = sys.exc_info()[1]

@@ -378,15 +378,6 @@ def test_the_session_late(session_devices):
     raise AssertionError("never run")
 """
 
-
-def test_wider_devices_cannot_be_asked_for_second(pytester):
-    pytester.makepyfile(LATE)
-    result = pytester.runpytest_inprocess(*OPTIONS)
-    result.assert_outcomes(passed=1, errors=1)
-    says = "session_devices are asked for while module_devices are in use, which end before them*"
-    result.stdout.fnmatch_lines(f"*{says}")
-
-
 OWN_FIXTURE = """
 import pytest, torch, simgpu
 
@@ -404,14 +395,16 @@ def test_too_many(devices):
 """
 
 
-def test_own_fixture_with_fewer_devices_is_an_error(pytester):
-    pytester.makepyfile(OWN_FIXTURE)
+LATER = "*session_devices are asked for while module_devices are in use, which end before them*"
+FEWER = "the test asks for 4 devices, and 2 are there already, made outside of it*--device-count 2*"
+
+
+@pytest.mark.parametrize(("suite", "says"), [(LATE, LATER), (OWN_FIXTURE, FEWER)])
+def test_devices_that_a_test_cannot_have_are_an_error(pytester, suite, says):
+    pytester.makepyfile(suite)
     result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(
-        "the test asks for 4 devices, and 2 are there already, made outside of it*"
-        "--device-count 2 or @pytest.mark.devices(2)*"
-    )
+    result.stdout.fnmatch_lines(says)
 
 
 OF_THE_PROCESS = """
