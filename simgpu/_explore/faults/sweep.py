@@ -220,8 +220,10 @@ def _reference(steps: _Steps, kind: Kind) -> tuple[list[Any], list[int], int]:
 def _result(step: Step) -> Any:
     """What `step` returns; TypeError if that has still to be awaited or iterated over."""
     result = step()
-    if inspect.iscoroutine(result) or inspect.isgenerator(result):
-        result.close()  # or Python would warn that it was never awaited
+    unfinished = (inspect.iscoroutine, inspect.isgenerator, inspect.isasyncgen)
+    if any(kind(result) for kind in unfinished):
+        if inspect.iscoroutine(result):
+            result.close()  # or Python would warn that it was never awaited
         raise TypeError(
             f"the step only made {result!r}: run it in a function without arguments, as in "
             "lambda: asyncio.run(step())"

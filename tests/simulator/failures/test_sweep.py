@@ -86,20 +86,21 @@ def test_results_are_compared_to_the_bit(simulated, first, data):
 
 
 LAYOUTS = {
+    "dense": torch.Tensor.clone,
     "jagged": lambda t: torch.nested.as_nested_tensor([t, t[:1]], layout=torch.jagged),
     "coo": torch.Tensor.to_sparse,
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("alike", [True, False])
-def test_results_of_each_layout_are_compared(simulated, layout, alike):
-    scales = itertools.repeat(1.0) if alike else itertools.count(1.0)
-    context = contextlib.nullcontext() if alike else pytest.raises(UnrepeatableStepError)
-    with context:
-        simgpu.sweep(
-            lambda: LAYOUTS[layout](torch.eye(2, device=simulated[0]) * next(scales)), at=[0]
-        )
+@pytest.mark.parametrize("one", LAYOUTS)
+@pytest.mark.parametrize("other", LAYOUTS)
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_results_of_each_layout_are_compared(simulated, one, other, scale):
+    x = torch.eye(2, device=simulated[0])
+    returned = iter([None, LAYOUTS[one](x), LAYOUTS[other](x * scale)])
+    alike = one == other and scale == 1.0
+    with contextlib.nullcontext() if alike else pytest.raises(UnrepeatableStepError):
+        simgpu.sweep(lambda: next(returned), at=[])
 
 
 def test_an_array_that_a_step_returns_is_that_of_its_end(simulated):
@@ -476,7 +477,10 @@ def test_steps_that_cannot_be_repeated_are_refused(simulated):
     async def unfinished():
         return None
 
-    for step in (unfinished, lambda: (yield)):
+    async def endless():
+        yield
+
+    for step in (unfinished, endless, lambda: (yield)):
         with pytest.raises(TypeError, match="asyncio"):
             simgpu.sweep(step)
     for at in (0, [0.5], ["a"], [-1]):
