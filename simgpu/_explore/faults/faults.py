@@ -105,6 +105,11 @@ class Faults(Instrument):
             link = link.__cause__
         return None
 
+    @property
+    def injects(self) -> bool:
+        """Whether it makes something fail or change, and does not only count or slow down."""
+        return any(at is not None for at in (*self._at.values(), self._lose, self._flip))
+
     def _note(self, what: str) -> None:
         """Keep what was made to fail, with devices by the name that its error has for them."""
         self.fired.append(visible_text(what))
@@ -120,8 +125,8 @@ class Faults(Instrument):
             self._note(place)
             world.device(device.index).out_of_memory_count += 1
             raise OutOfMemoryError(
-                f"{DEVICE_TYPE} out of memory. Tried to allocate {nbytes} bytes. simgpu.faults let "
-                f"{place} fail"
+                f"{DEVICE_TYPE} out of memory. Tried to allocate {nbytes} bytes. simgpu.faults "
+                f"made {place} fail"
             )
 
     def before_launch(self, launch: Launch) -> None:
@@ -140,7 +145,7 @@ class Faults(Instrument):
             place = f"{launch.kind} {number}, {launch.op} {on}"
             self._note(place)
             raise InjectedFaultError(
-                f"{DEVICE_TYPE} error: {_WHY[launch.kind]}. simgpu.faults let {place} fail"
+                f"{DEVICE_TYPE} error: {_WHY[launch.kind]}. simgpu.faults made {place} fail"
             )
 
     def _lose_if_due(self, launch: Launch, index: int | None, at: int) -> None:
@@ -228,6 +233,11 @@ def faults(
     )
     with injecting(injected):
         yield injected
+
+
+def injects_already() -> bool:
+    """Whether a block of `faults` around the caller makes something fail."""
+    return any(each.injects for each in _injected)
 
 
 @contextmanager

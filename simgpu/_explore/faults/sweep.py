@@ -16,7 +16,7 @@ import torch
 from simgpu import errors
 from simgpu._core.lost_devices import clear_lost
 from simgpu._core.world import active_devices
-from simgpu._explore.faults.faults import Faults, faults, injecting
+from simgpu._explore.faults.faults import Faults, faults, injecting, injects_already
 from simgpu._explore.training_state import (
     State,
     difference,
@@ -150,6 +150,11 @@ def sweep(
         raise ValueError("state= names what was made before: leave it out with fresh=True")
     if not active_devices:
         raise errors.NoDevicesError("simgpu.sweep needs devices: call it within simgpu.devices(n)")
+    if injects_already():
+        raise ValueError(
+            "simgpu.sweep makes a step fail, and simgpu.faults or --faults does so around it: "
+            'leave the test out with @pytest.mark.without("--faults", reason="...")'
+        )
     steps = _Steps(step, state, fresh)
     gc.collect()
     with no_garbage_collection():

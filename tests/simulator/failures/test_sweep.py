@@ -474,6 +474,9 @@ def test_steps_that_cannot_be_repeated_are_refused(simulated):
     with pytest.raises(ValueError, match="at=7: the step has 0"):
         simgpu.sweep(lambda: None, at=[7])
 
+    with simgpu.faults(oom_at=9), pytest.raises(ValueError, match="--faults"):
+        simgpu.sweep(lambda: None)
+
     async def unfinished():
         return None
 
