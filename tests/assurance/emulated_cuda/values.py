@@ -321,18 +321,22 @@ def _generator_state(op, args, kwargs):
     return generators[0].initial_seed(), generators[0].get_offset()
 
 
+_one_draws = threading.RLock()  # all threads share the CPU's generator
+
+
 @contextlib.contextmanager
 def _seeded(drawn):
     """Draw on the CPU from a stream for this seed and offset, and leave the CPU's as it is."""
     if drawn is None:
         yield
         return
-    state = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(hash(drawn) & (2**63 - 1))
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
+    with _one_draws:
+        state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(hash(drawn) & (2**63 - 1))
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
 
 
 def _on_two_devices(leaves):
