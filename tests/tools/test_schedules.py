@@ -115,7 +115,7 @@ def test_schedule_is_replayed_on_its_own_devices(tmp_path, monkeypatch, capfd):
     for name, value in {"COUNT": "2", "MEMORY": "1GiB"}.items():
         monkeypatch.setenv(f"SIMGPU_DEVICE_{name}", value)
     token = token_of(Strategy(), [])
-    assert sessions.replay_schedule("test_it.py::test_it", token, (1, 3)) == 0
+    assert sessions.replay_schedule("test_it.py::test_it", token, (1, 3), False) == 0
     assert capfd.readouterr().out.splitlines()[-1].startswith("test_it.py::test_it passes now")
     assert not Path(".pytest_cache").exists()
 

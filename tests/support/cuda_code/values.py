@@ -21,6 +21,8 @@ SAMPLES = {  # of each dtype
     torch.int64: 1,
     torch.bfloat16: 1,
 }
+# Vectors of any sign, or of a phase: which one comes out depends on the CPU, too. Not compared.
+_ANY_SIGN = ("linalg.eig", "linalg.eigh", "linalg.svd", "pca_lowrank", "svd", "svd_lowrank")
 _SHOWN = 12
 # Of the largest magnitude, in units of the dtype's last place.
 _ROUNDING = {"float32": 256, "complex64": 256, "float64": 2.0**16, "bfloat16": 4, "float16": 4}
@@ -98,6 +100,8 @@ def _seen(leaf):
 
 def run(case, side):
     """["refused", type of the error], or what is seen of each result, and of each gradient."""
+    if case["op"] in _ANY_SIGN:
+        return None
     found = _samples(case["op"], getattr(torch, case["dtype"]))[case["sample"] :]
     if not found or _checksum(_arguments(found[0])) != case["arguments"]:
         return None
