@@ -23,17 +23,15 @@ class Collective:
     """The call of a process group that a launch makes: a collective, a send or a receive.
 
     `number` counts the calls of the group, from 1, and by peer and tag those that send and receive.
-    `ranks` are the global ranks of its members, `algorithm` is how a reduction is carried out (""
-    for what only moves data), `place` the line of the program. `rank` is who calls, `peer` with
-    whom where it `sends` to one rank or receives from one, both global, and `tag` which receives a
-    send is for, where the backend looks at it. `nbytes` are those of this rank: what it reads or
-    what it writes, whichever is more. `index` is the device of its tensors.
+    `ranks` are the global ranks of its members, `place` is the line of the program. `rank` is who
+    calls, `peer` with whom where it `sends` to one rank or receives from one, both global, and
+    `tag` which receives a send is for, where the backend looks at it. `nbytes` are those of this
+    rank: what it reads or what it writes, whichever is more. `index` is the device of its tensors.
     """
 
     group: str
     number: int
     ranks: tuple[int, ...]
-    algorithm: str
     place: str
     rank: int = 0
     peer: int | None = None

@@ -107,7 +107,6 @@ def enter(options: DeviceOptions) -> World:
             f"{options.count} more cannot be made: {_world.hint}"
         )
     _world = World(options.memory, options.models, options.rng)
-    thread_rows.reset()
     _set_active(_world.devices)
     return _world
 

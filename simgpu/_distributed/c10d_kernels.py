@@ -151,7 +151,6 @@ def issue(
         group=group.name,
         number=group.next_number(first),
         ranks=tuple(group.ranks),
-        algorithm=group.transport.algorithm(first),
         place=place,
         rank=group.ranks[group.rank],
         peer=group.ranks[first.peer] if first.is_between_two else None,
@@ -223,7 +222,7 @@ def host_aliases(
         raise RuntimeError("No backend type associated with device type cpu")
     kind = "gloo" if on_host else group.kind
     for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_cpu != on_host:
+        if tensor.is_cpu != on_host:
             raise ValueError("Tensors must be CUDA and dense")
         _check_dtype(tensor.dtype, kind, between_two)
     orders = [_order(tensor, between_two and kind == "nccl") for tensor in tensors]

@@ -363,13 +363,6 @@ class ProcessTransport(Transport):
         if call.nbytes or call.kind == "all_to_all":
             getattr(self, f"_{call.pattern}")(call)
 
-    def algorithm(self, call: Call) -> str:
-        if call.reduction is None:
-            return ""
-        if call.kind == "reduce":
-            return "gather"
-        return "all_gather" if self._is_small(call) else "all_to_all"
-
     def abort(self) -> None:
         self._failure = RankLostError(f"group {self._group!r} was aborted")
 

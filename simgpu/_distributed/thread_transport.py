@@ -172,9 +172,6 @@ class ThreadTransport(Transport):
         error = error or _error_of(_run_for_all, [pending, found] if sends else [found, pending])
         _finish((found, pending), error)
 
-    def algorithm(self, call: Call) -> str:
-        return "" if call.reduction is None else "in one place"
-
     def abort(self) -> None:
         self._aborted = True
         self._group_calls.aborted.add(self._key)

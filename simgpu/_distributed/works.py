@@ -213,10 +213,6 @@ class Transport:
     def ask(self, pending: Pending) -> None:
         """Called where a program asks whether a call has run, as it may in a loop."""
 
-    def algorithm(self, call: Call) -> str:
-        """How a reduction is carried out; "" for what only moves data."""
-        return ""
-
     def abort(self) -> None:
         """Make all later calls fail."""
 

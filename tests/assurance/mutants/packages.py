@@ -18,7 +18,8 @@ class Package:
 
     def judged_by(self, tier: str) -> Package:
         """This package with the tests of a tier: "default" or "full"."""
-        more = ("tests/full/processes", "tests/full/programs") if tier == "full" else ()
+        folders = ("hardware", "processes", "programs") if tier == "full" else ()
+        more = [f"tests/full/{folder}" for folder in folders]
         return dataclasses.replace(self, tier=tier, tests=(*self.tests, *more))
 
 

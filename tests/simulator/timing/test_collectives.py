@@ -201,7 +201,7 @@ def test_the_clock_pairs_messages_by_tag(one, other, sends):
     def about(message, sends):
         source, target, tag, number = message
         rank, peer = (source, target) if sends else (target, source)
-        return hooks.Collective("0", number, (0, 1), "", "", rank, peer, tag, sends)
+        return hooks.Collective("0", number, (0, 1), "", rank, peer, tag, sends)
 
     first, second = map(about, (one, other), sends)
     assert (machine._key(first) == machine._key(second)) == (one == other)
