@@ -1,7 +1,7 @@
 """Plant a fault: give a function of the packages the code of its own syntax tree with an edit.
 
 A function is named by its qualified name, wherever its module is, and an edit names a part of its
-tree by meaning: the second condition, the call of `record_stream`. So a file that moves, a local
+tree by meaning: the call of `record_stream`, its second argument. So a file that moves, a local
 variable with another name and lines in another layout change no row of a table. A name or a part
 that is not found, or found twice, is a LookupError.
 
@@ -244,15 +244,6 @@ def _put(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:
     raise LookupError("the node is not in the tree")
 
 
-def mentions(tree: ast.AST, name: str) -> bool:
-    """Whether a variable, an attribute or a called function has this name, or a text is this."""
-    return any(
-        getattr(node, field, None) == name
-        for node in ast.walk(tree)
-        for field in ("id", "attr", "value")
-    )
-
-
 def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
     """The calls of `name(...)` or `some.name(...)`, as they are read."""
     return [call for call in _in_order(tree, ast.Call) if _called(call) == name]
@@ -260,47 +251,6 @@ def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
 
 def _called(call: ast.Call) -> str:
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
-
-
-def _conditions(tree: ast.AST) -> list[tuple[Any, str | int]]:
-    """Each condition of `if`, `while` and `assert`: the node or list that has it, and where."""
-    found: list[tuple[Any, str | int]] = []
-    for node in _in_order(tree, ast.If, ast.While, ast.IfExp, ast.Assert, ast.comprehension):
-        if isinstance(node, ast.comprehension):
-            found += [(node.ifs, number) for number in range(len(node.ifs))]
-        else:
-            found.append((node, "test"))
-    return found
-
-
-def _on_condition(which: int | str, change: Callable[[ast.expr], ast.expr]) -> Change:
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        found = _conditions(tree)
-        number = which if isinstance(which, int) else None
-        if isinstance(which, str):
-            found = [each for each in found if mentions(_condition(*each), which)]
-        holder, key = _pick(found, number, f"conditions {which} in {tree.name}")
-        test = change(_condition(holder, key))
-        if isinstance(key, str):
-            setattr(holder, key, test)
-        else:
-            holder[key] = test
-
-    return edit
-
-
-def _condition(holder: Any, key: str | int) -> ast.expr:
-    return getattr(holder, key) if isinstance(key, str) else holder[key]  # type: ignore[no-any-return]
-
-
-def always(which: int | str) -> Change:
-    """A condition is true: the one of this number, from 1, or the one that mentions a name."""
-    return _on_condition(which, lambda test: ast.Constant(True))
-
-
-def never(which: int | str) -> Change:
-    """A condition is false: the one of this number, from 1, or the one that mentions a name."""
-    return _on_condition(which, lambda test: ast.Constant(False))
 
 
 def drop_call(name: str, at: int | None = None) -> Change:

@@ -1,17 +1,13 @@
-"""Mistakes in `dataparallel`: cutting, joining, sums, replicas, threads. Each file has a row."""
+"""Mistakes in `dataparallel`: cutting, joining, sums, replicas, threads."""
 
 import torch
 
 from tests.support.plant import (
-    always,
     argument,
     call_instead,
-    constant,
     drop_call,
     fault,
     instead,
-    never,
-    operator_instead,
 )
 
 
@@ -105,13 +101,6 @@ DATAPARALLEL = [
         drop_call("add"),
         "test_vector_of_scalars_warns_once",
     ),
-    fault(
-        "outputs on the CPU are accepted",
-        "_refuse_cpu",
-        never(2),
-        "test_bad_calls_raise_their_words",
-        name="broadcast into the CPU",
-    ),
     # Sums and copies.
     fault(
         "a sum is written over an input",
@@ -136,20 +125,6 @@ DATAPARALLEL = [
         "dataparallel/comm:broadcast",
         drop_call("write_to_all"),
         "test_broadcast_into_tensors",
-    ),
-    fault(
-        "NCCL sums two tensors of one device",
-        "dataparallel:usable",
-        never("device"),
-        "test_sum_requests_memory",
-        kind="dense",
-        spoiled="repeated",
-    ),
-    fault(
-        "buckets take every tensor for contiguous",
-        "lay_out",
-        never("is_contiguous"),
-        "test_fault_10_strides_are_kept_there_and_back",
     ),
     fault(
         "a transform is not noticed",
@@ -188,12 +163,6 @@ DATAPARALLEL = [
         "test_replicas_are_made_of_the_same",
     ),
     fault(
-        "kept parameters of inference mode count as unchanged",
-        "dataparallel:_unchanged",
-        constant(False, True),
-        "test_a_module_made_in_inference_mode_is_always_sent",
-    ),
-    fault(
         "the module is registered twice",
         "DataParallel.__init__",
         instead(registered_twice),
@@ -211,26 +180,6 @@ DATAPARALLEL = [
         "DataParallel.forward",
         argument("_devices", 0, lambda devices: [0], at=2),
         "test_output_device_is_obeyed",
-    ),
-    fault(
-        "a module elsewhere is not noticed",
-        "dataparallel:_check_placement",
-        never("device"),
-        "test_buffer_on_another_device_is_refused",
-        raises=Exception,
-        count=3,
-    ),
-    fault(
-        "exactly 75 % of the memory is reported",
-        "warn_of_imbalance",
-        operator_instead("<", "<="),
-        "test_a_device_below_75_percent_of_another_is_named",
-    ),
-    fault(
-        "no device is made current",
-        "dataparallel:on_device",
-        always("cpu"),
-        "test_a_device_is_current_within_its_context",
     ),
     # Threads.
     fault(

@@ -2,12 +2,9 @@
 
 from simgpu._core.order import merge
 from tests.support.plant import (
-    always,
     call_instead,
-    drop_call,
     fault,
     instead,
-    never,
 )
 
 
@@ -71,15 +68,7 @@ STREAMS = [
 REPLAYS = "test_replays_repeat_the_program"
 EVENTS = "test_replay_records_and_waits_as_the_program"
 
-GRAPHS = [
-    fault("a capture is executed too", "Recording.stop", drop_call("copy_"), REPLAYS),
-    fault(
-        "a replay records an event where the program waits for it",
-        "Graph.replay",
-        always("records"),
-        EVENTS,
-    ),
-]
+GRAPHS = []
 
 CLOCK = [
     fault(
@@ -87,13 +76,6 @@ CLOCK = [
         "Machine._queue",
         call_instead("max", lambda ready, free: ready, at=1),
         BY_HAND,
-    ),
-    fault("a copy occupies one of its two devices", "Machine._copy", never(2), BY_HAND),
-    fault(
-        "links are never occupied",
-        "Timelines.take_links",
-        instead(lambda stock: lambda _, route, ready, seconds: (ready, ready + seconds)),
-        "test_two_copies_over_one_link_queue_and_over_two_do_not",
     ),
 ]
 

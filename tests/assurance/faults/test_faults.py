@@ -23,17 +23,6 @@ def test_names_are_different():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
-def test_each_file_of_dataparallel_has_a_fault():
-    (here,) = importlib.util.find_spec("dataparallel").submodule_search_locations
-    files = {
-        path.relative_to(pathlib.Path(here).parent).with_suffix("").as_posix().replace("/", ".")
-        for path in pathlib.Path(here).rglob("*.py")
-        if any(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse(path.read_text())))
-    }
-    named = {plant.found_function(fault.edit.where)[0] for fault in FAULTS}
-    assert sorted(files - named) == []
-
-
 def double(number):
     return number * 2
 
@@ -50,7 +39,7 @@ def test_a_fault_is_planted_and_taken_out_again(monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [plant.constant(4, 3), plant.always(1), plant.drop_call("clear"), plant.argument("sum", 0, 1)],
+    [plant.constant(4, 3), plant.drop_call("clear"), plant.argument("sum", 0, 1)],
 )
 def test_an_edit_that_finds_nothing_raises(monkeypatch, change):
     monkeypatch.setattr(plant.Edit, "_attribute", lambda edit: double)
