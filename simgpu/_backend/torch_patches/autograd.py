@@ -161,7 +161,8 @@ def _drop_unfinished_work() -> None:
     Within another backward pass (checkpointing) the queue is that pass's, which is about to fail.
     """
     if _per_thread.depth <= 1:
-        _pass_backward()
+        with _disable_current_modes():
+            _pass_backward()
 
 
 def _pass_backward() -> None:
@@ -171,7 +172,6 @@ def _pass_backward() -> None:
         torch.enable_grad(),
         torch._C._DisableFuncTorch(),
         torch._C.DisableTorchFunction(),
-        _disable_current_modes(),
     ):
         number = torch.zeros((), device="cpu", requires_grad=True)
         # Not `torch.autograd.backward`, which refuses within a transform of torch.func.
@@ -200,7 +200,10 @@ def start_engine() -> None:
 
 
 def _pass_backward_elsewhere() -> None:
-    """Pass backward in a thread that no transform is in."""
+    """Pass backward in a thread that no transform is in, and that imports nothing.
+
+    The caller may be within `import torch`, for whose end an import in the thread would wait.
+    """
     done = _thread.allocate_lock()
     done.acquire()
 

@@ -74,6 +74,20 @@ def test_process_exits_silently_with_live_objects(check, left):
     assert check(f"{ENTER}{ENDINGS[left]}\nprint('over')") == ["over"]
 
 
+def test_first_backward_pass_imports_in_no_other_thread(check):
+    """It may be within `import torch`, for whose end an import in a thread would wait for ever."""
+    script = """
+import sys
+class Finder:
+    def find_spec(name, *rest):
+        if threading.current_thread() is not threading.main_thread():
+            print("a thread imports", name)
+sys.meta_path.insert(0, Finder)
+torch.ones(1, device="simgpu:1", requires_grad=True).sum().backward()
+"""
+    assert check(ENTER + script) == []
+
+
 def test_tensors_without_devices_can_be_read_and_saved():
     with simgpu.devices(2):
         x = torch.arange(3.0, device="simgpu:1", requires_grad=True)
