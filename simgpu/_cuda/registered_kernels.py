@@ -9,6 +9,9 @@ by those of PrivateUse1. So each library of a program gets a twin, which has und
 devices what calls the kernel under the key of CUDA. A twin ends with its library, or with
 `as_cuda`; kernels that it covered are back then. Libraries made before `as_cuda` began get theirs
 when it begins.
+
+A library of the table in `extensions` computes by its kernels for the CPU: its twin has one that
+runs them on the memory of a device, as a single launch.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._library.utils import RegistrationHandle
+from torch._library.utils import RegistrationHandle, lookup_op
 
 from simgpu._core.launch import HOST_KEYS, dense_parts
 from simgpu._cuda import renaming
+from simgpu._cuda.extensions import COMPUTED_BY_CPU
 from simgpu._ops.calls import overload
+from simgpu._ops.from_schema import device_kernel
 from simgpu._ops.program_kernels import is_of_a_program
 from simgpu._ops.table import named
 from simgpu._util.patching import Patches, Table
@@ -181,6 +186,12 @@ _looked_at: weakref.WeakKeyDictionary[Library, tuple[int, list[tuple[str, str]]]
 
 
 _falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def _is_asked(library: Library, key: str) -> bool:
+    """Whether a kernel under `key` may run on devices."""
+    return key in _KEYS or (key == "CPU" and library.ns in COMPUTED_BY_CPU)
 
 
 def _is_defined(operator: str) -> bool:
@@ -202,15 +213,16 @@ def _is_for_devices(library: Library, name: str, key: str) -> bool:
 
 def _answer_for_devices(library: Library, name: str, key: str) -> None:
     """Make the twin of `library` call its kernel of `name` under `key` for simulated devices."""
-    operator, ours = f"{library.ns}::{name}", _KEYS[key]
     if not _is_for_devices(library, name, key):
         return
-    if library not in _twins:
-        made: Any = torch._C._dispatch_library("IMPL", library.ns, "", __file__, 0)
-        handle = RegistrationHandle(made.reset)
-        library._registration_handles.append(handle)
-        _twins[library] = made, handle
-    twin, _ = _twins[library]
+    operator = f"{library.ns}::{name}"
+    if library.ns in COMPUTED_BY_CPU:
+        if key == "CPU":
+            _twin(library).impl(name, "PrivateUse1", device_kernel(lookup_op(operator)), False)
+            return
+        if any(_has_kernel(operator, other) for other in ("CPU", "CompositeExplicitAutograd")):
+            return
+    twin, ours = _twin(library), _KEYS[key]
     if _falls_through(operator, key):
         twin.impl(name, ours, torch.library.fallthrough_kernel, False)
         return
@@ -219,6 +231,16 @@ def _answer_for_devices(library: Library, name: str, key: str) -> None:
     if above and not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "AutogradCUDA"):
         # CUDA has no kernel of these, and so PyTorch goes past autograd to that of the program.
         twin.impl(name, _KEYS["AutogradCUDA"], torch.library.fallthrough_kernel, False)
+
+
+def _twin(library: Library) -> Any:
+    """What registers kernels for devices until `library` or `as_cuda` ends."""
+    if library not in _twins:
+        made: Any = torch._C._dispatch_library("IMPL", library.ns, "", __file__, 0)
+        handle = RegistrationHandle(made.reset)
+        library._registration_handles.append(handle)
+        _twins[library] = made, handle
+    return _twins[library][0]
 
 
 def _forwarding(operator: str, key: str) -> Callable[..., Any]:
@@ -247,7 +269,7 @@ def _impl(
 ) -> None:
     stock(self, op_name, fn, dispatch_key, **options)
     key = dispatch_key or self.dispatch_key
-    if key in _KEYS:
+    if _is_asked(self, key):
         name = op_name if isinstance(op_name, str) else op_name._name
         _answer_for_devices(self, name.split("::")[-1], key)
 
@@ -268,12 +290,12 @@ def _libraries() -> Iterator[Library]:
             yield found[0]
 
 
-def _kernels_for_cuda(library: Library) -> list[tuple[str, str]]:
-    """The names and keys of the kernels for CUDA that a program has registered in a library."""
+def _kernels_for_devices(library: Library) -> list[tuple[str, str]]:
+    """The names and keys of the kernels that may run on devices, of a library of a program."""
     count, found = _looked_at.get(library, (0, []))
     if count != len(library._op_impls):
         paths = [path.split("/")[1:] for path in library._op_impls]
-        found = [(name, key) for name, key in paths if key in _KEYS]
+        found = [(name, key) for name, key in paths if _is_asked(library, key)]
         if found and not any(_is_for_devices(library, *each) for each in found):
             found = []  # a library is made in one place: all of it is PyTorch's or simgpu's
         if all(_is_defined(f"{library.ns}::{name}") for name, _ in found):
@@ -291,7 +313,7 @@ def _take_up(patches: Patches) -> None:
     with warnings.catch_warnings():  # which the program has had, when it registered them
         warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
         for library in _libraries():
-            for name, key in _kernels_for_cuda(library):
+            for name, key in _kernels_for_devices(library):
                 _answer_for_devices(library, name, key)
 
 

@@ -231,13 +231,27 @@ def _initializes(*args: Any, **kwargs: Any) -> None:
     world.initialize()
 
 
+hidden_from: list[str] = []
+"""Packages that see no device: they are being imported, and choose their code by it."""
+
+
+@PATCHES.replace("torch.cuda.is_available", why="programs use CUDA where it is true")
+def _is_available() -> bool:
+    """Whether there are devices, which some libraries must not know: see `extensions`."""
+    if hidden_from:
+        caller: str = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.partition(".")[0] in hidden_from:
+            return False
+    return namespace.is_available()
+
+
 # Names of torch.simgpu that PyTorch's own code asks for, besides the public ones.
 _PRIVATE = (
     *("_exchange_device", "_initialized", "_is_in_bad_fork", "_lazy_init"),
     "_maybe_exchange_device",
 )
 for _name in (*vars(namespace)["__all__"], *_PRIVATE):
-    if _name != "DeviceProperties":
+    if _name not in ("DeviceProperties", "is_available"):
         PATCHES.add(
             f"torch.cuda.{_name}",
             value=getattr(namespace, _name),

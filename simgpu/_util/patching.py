@@ -14,6 +14,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import FunctionType, ModuleType
@@ -166,30 +167,39 @@ def find_owner(path: str) -> Any:
 
 
 class _Imports(importlib.abc.MetaPathFinder):
-    """Calls what waits for a module as soon as that has been imported."""
+    """Enters context managers around the import of a module, and calls what waits for its end."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, list[Callable[[], object]]] = {}
+        self.around: dict[str, list[Callable[[], Any]]] = {}
+        self.waiting: dict[str, list[Callable[[], Any]]] = {}
 
-    def wait(self, name: str, call: Callable[[], object]) -> Callable[[], object]:
-        """Call `call` after the import of this module; returns what gives that up."""
+    def wait(
+        self, name: str, call: Callable[[], object], *, around: bool = False
+    ) -> Callable[[], object]:
+        """Call `call` after the import of this module; returns what gives that up.
+
+        With `around`, call it before, and enter what it returns.
+        """
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        calls = self.waiting.setdefault(name, [])
+        calls = (self.around if around else self.waiting).setdefault(name, [])
         calls.append(call)
         return lambda: calls.remove(call) if call in calls else None
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """The module as Python finds it, with a loader that calls what waits for it."""
-        calls = self.waiting.get(name)
-        spec = importlib.machinery.PathFinder.find_spec(name, path) if calls else None
+        """The module as Python finds it, with a loader that does what `wait` was asked for."""
+        around, calls = self.around.get(name, []), self.waiting.get(name, [])
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if around or calls else None
         if spec is None or spec.loader is None:
             return None
         stock = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            stock(module)
-            for call in list(calls or ()):
+            with ExitStack() as stack:
+                for enter in list(around):
+                    stack.enter_context(enter())
+                stock(module)
+            for call in list(calls):
                 call()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -222,6 +232,10 @@ class Patches:
             call()
         else:
             self.then(_imports.wait(module, call))
+
+    def around_import(self, module: str, enter: Callable[[], object]) -> None:
+        """Whenever the program imports the module, do so within the context manager `enter()`."""
+        self.then(_imports.wait(module, enter, around=True))
 
     def _apply(self, row: Patch) -> None:
         for owner, name in row.targets():

@@ -5,6 +5,9 @@ kernel here multiplies: the one for all devices by 2, that of CUDA by the drawn 
 """
 
 import contextlib
+import importlib
+import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from torch import library
 
 import simgpu
+from simgpu._cuda import extensions, registered_kernels
 from simgpu._ops import program_kernels
 
 SPACE = "simgpu_registered"
@@ -299,3 +303,50 @@ def test_operator_of_a_compiled_library_runs_on_devices(cuda, monkeypatch):
 def test_the_allocator_of_devices_is_the_one_that_graphs_of_cuda_need(cuda):
     """torch.compile(mode="max-autotune") asks even for a graph of the CPU."""
     assert torch._C._cuda_cudaCachingAllocator_is_enabled()
+
+
+FACTORS = {"CPU": 3, "CompositeExplicitAutograd": 5, "CUDA": 7}
+
+
+@given(keys=st.sets(st.sampled_from(list(FACTORS)), min_size=1), early=st.booleans())
+def test_library_in_the_table_computes_by_its_kernels_for_the_cpu(keys, early):
+    with (
+        mock.patch.object(registered_kernels, "COMPUTED_BY_CPU", {SPACE}),
+        library._scoped_library(SPACE, "FRAGMENT") as own,
+        contextlib.ExitStack() as stack,
+    ):
+        own.define("op(Tensor x) -> Tensor")
+        if not early:
+            stack.enter_context(simgpu.as_cuda(2))
+        for key in filter(keys.__contains__, FACTORS):
+            own.impl("op", scaling(FACTORS[key]), key)
+        if early:
+            stack.enter_context(simgpu.as_cuda(2))
+        x = X.to("cuda:1")
+        with simgpu.trace() as seen:
+            y = torch.ops.simgpu_registered.op(x)
+        assert torch.equal(y.cpu(), X * next(FACTORS[key] for key in FACTORS if key in keys))
+        assert [each.op == f"{SPACE}.op" for each in seen] == ["CPU" in keys]
+        stack.close()
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"{SPACE}::op", "PrivateUse1")
+
+
+def test_library_in_the_table_sees_no_gpu_while_it_chooses(tmp_path, monkeypatch):
+    """Another module does, and so does the library before and after, also where it fails."""
+    asks = "import torch\ndef seen():\n    return torch.cuda.is_available()\nsaw = [seen()]\n"
+    (tmp_path / "other_one.py").write_text(asks)
+    (tmp_path / "chooser").mkdir()
+    (tmp_path / "chooser" / "__init__.py").write_text(asks)
+    more = (
+        "import chooser, other_one\nchooser.saw += seen(), chooser.seen(), other_one.seen()\n1 / 0"
+    )
+    (tmp_path / "chooser" / "native.py").write_text(asks + more)
+    monkeypatch.syspath_prepend(tmp_path)
+    row = extensions.Library("chooser.native", "", "")
+    with mock.patch.object(extensions, "LIBRARIES", (row,)), mock.patch.dict(sys.modules):
+        with simgpu.as_cuda(1):
+            with pytest.raises(ZeroDivisionError):
+                importlib.import_module("chooser.native")
+            chooser = importlib.import_module("chooser")
+            assert [*chooser.saw, chooser.seen()] == [True, False, False, True, True]
+        assert not chooser.seen()
