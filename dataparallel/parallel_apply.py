@@ -180,13 +180,13 @@ def _raise_failures(calls: Sequence[_Call]) -> None:
 
 def _failure_texts(failed: Sequence[tuple[int, torch.device, BaseException]]) -> list[str]:
     """The message of each failed replica; its line only where no other failed at the same one."""
-    told: dict[Hashable, int] = {}
+    reported: dict[Hashable, int] = {}
     texts = []
     wrapper: Any = ExceptionWrapper
     for index, device, failure in failed:
         where = device if device.index is None else device.index  # the words of torch.nn.parallel
         caught = f"Caught {type(failure).__name__} in replica {index} on device {where}"
-        same = told.setdefault(_place(failure) or index, index)
+        same = reported.setdefault(_place(failure) or index, index)
         if same == index:
             # Whose text of a traceback programs and tools may change.
             wrapped = wrapper((type(failure), failure, failure.__traceback__))

@@ -23,7 +23,7 @@ else:  # what torch.distributed raises; builds without it lack the class
 class SimGPUError(Exception):
     """Root of all errors raised by simgpu.
 
-    Under `simgpu.as_cuda` the text calls the devices by the name of CUDA.
+    Under `simgpu.as_cuda` the text calls the devices cuda:0, cuda:1, ...
     """
 
     def __init__(self, *args: object) -> None:
@@ -151,7 +151,7 @@ class BackendSlotTakenError(SimGPUError, RuntimeError):
 
 
 class RealCudaError(SimGPUError, RuntimeError):
-    """Simulated devices were to go by the name of CUDA on a machine that has real CUDA devices."""
+    """Simulated devices were to replace CUDA on a machine that has real CUDA devices."""
 
 
 class ForkedError(SimGPUError, RuntimeError):

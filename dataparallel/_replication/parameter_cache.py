@@ -101,8 +101,8 @@ def refreshed(
 ) -> ParameterCache:
     """A cache that is up to date for `devices`, which may be fewer than it has.
 
-    `groups` are tensors of which one does not change alone, each with whether the call that now
-    begins may change them without a trace.
+    `groups` are tensors of which none changes without the others, each with whether the call
+    that now begins may change them without a trace.
     """
     unsettled = {index for training, group in groups if training for index in group}
     known = cache is not None and cache.devices[: len(devices)] == list(devices)

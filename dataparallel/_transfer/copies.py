@@ -87,7 +87,7 @@ def scatter_chunks(
 ) -> tuple[torch.Tensor, ...]:
     """Cut a tensor and move each chunk to its device; one that is there already stays a view.
 
-    Without `sizes`, those are of `tensor.chunk(len(devices), dim)`.
+    Without `sizes`, they are those of `tensor.chunk(len(devices), dim)`.
     """
     chunks = (
         tensor.chunk(len(devices), dim) if sizes is None else tensor.split_with_sizes(sizes, dim)

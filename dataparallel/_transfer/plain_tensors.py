@@ -23,7 +23,7 @@ _no_dispatch: Any = torch._C._disabled_torch_dispatch_impl
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is of no subclass but Parameter."""
+    """Whether a tensor has no subclass but Parameter."""
     return type(tensor) in _PLAIN
 
 

@@ -1,7 +1,7 @@
 """How long a kernel or a collective takes on a GPU, by peak rates and the usual formulas.
 
 The FLOPs are counted by PyTorch (`torch.utils.flop_counter`); an operator without a formula there
-is counted by its bytes alone. The rules are those of torch/utils/_runtime_estimation.py: three
+is counted only by its bytes. The rules are those of torch/utils/_runtime_estimation.py: three
 quarters of the peak rate are reached, and a dimension of stride 0 is read once. Its halving of the
 FLOPs is left out, since the rates of data sheets count an addition and a multiplication as two.
 """

@@ -118,7 +118,7 @@ def _key(about: Collective) -> object:
 
 # When the nodes of a graph may begin that is replayed (torch.cuda.CUDAGraph).
 #
-# The host launches a graph once. From then on its kernels and copies wait for each other alone, as
+# The host launches a graph once. From then on its kernels and copies wait only for each other, as
 # their streams did in the capture: those of one branch run one after the other, branches beside
 # each other.
 

@@ -257,8 +257,7 @@ def as_cuda() -> str:
     value = os.environ.get(AS_CUDA, "")
     if value not in ("", "0", "1", "force"):
         raise ValueError(
-            f"{AS_CUDA}={value!r} must be 1 (by the name of CUDA), force (also where real CUDA is) "
-            "or 0"
+            f"{AS_CUDA}={value!r} must be 1 (as CUDA devices), force (also where real CUDA is) or 0"
         )
     return value.replace("0", "")
 

@@ -55,7 +55,7 @@ def _aminmax(_: _Args, kwargs: Mapping[str, Any]) -> str:
     return "aminmax_all_cuda" if kwargs.get("dim") is None else "aminmax_cuda"
 
 
-# By the name of the CPU's kernel, with "cuda" in place of "cpu".
+# From the name of the CPU's kernel, with "cuda" in place of "cpu".
 _NAMES: dict[str, _Name] = {
     **{
         name: f"{name}_cuda"
@@ -170,7 +170,7 @@ _LISTS = {
 
 
 def _are_integers(args: _Args) -> bool:
-    """Whether a list is of integers, which are gone through one by one."""
+    """Whether a list has integers, which are read one by one."""
     first = args[0][0] if args and args[0] else None
     return first is None or not (first.is_floating_point() or first.is_complex())
 

@@ -70,7 +70,7 @@ lost = LostDevices()
 def text_of_loss(reason: str) -> str:
     """The text of every error of a device that is lost for this reason."""
     return (
-        f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. {reason}: it is of no use "
+        f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. {reason}: it cannot be used "
         "until its devices end"
     )
 

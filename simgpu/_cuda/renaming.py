@@ -34,7 +34,7 @@ PATCHES.add(
 
 # Messages of errors under `as_cuda`: "simgpu:1" is shown as "cuda:1".
 #
-# While simulated devices go by the name of CUDA (`as_cuda`), a text that says "simgpu:1" speaks of
+# While simulated devices appear as CUDA devices (`as_cuda`), a text that says "simgpu:1" speaks of
 # something that the program has never asked for. The errors of `simgpu.errors` are worded when they
 # are made. Those that PyTorch raises in C++ are of built-in types, and pass no Python code of ours:
 # they are worded when their text is asked for, by a `__str__` that those types are given for as
@@ -85,7 +85,7 @@ _frame = sys._getframe
 
 
 def is_on() -> bool:
-    """Whether simulated devices go by the name of CUDA now."""
+    """Whether simulated devices appear as CUDA devices now."""
     return CUDA in naming.names
 
 

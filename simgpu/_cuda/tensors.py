@@ -216,7 +216,7 @@ _FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
 @PATCHES.wrap(
     f"{_FAKE_TENSOR}._normalize_fake_device",
     optional=True,
-    why="tensors without data, in which compilers compute shapes, are of simulated devices too",
+    why="tensors without data, in which compilers compute shapes, are on simulated devices too",
 )
 def _normalizes_device(stock: Callable[..., Any]) -> Any:
     return staticmethod(lambda device: stock(named(device)))

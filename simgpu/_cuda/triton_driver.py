@@ -402,9 +402,8 @@ def _written(call: ast.Call, pointers: _Pointers, known: Mapping[str, Any]) -> s
     """The parameters that a call may write to."""
     name = _last_name(call.func)
     given = [*enumerate(call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]
-    if name.startswith(
-        ("store", "atomic_", "scatter")
-    ):  # of a pointer, or a method of a descriptor
+    # A function of a pointer, or a method of a descriptor.
+    if name.startswith(("store", "atomic_", "scatter")):
         to = [value for key, value in given if key in (0, "pointer", "desc")]
     elif isinstance(call.func, ast.Attribute) or hasattr(builtins, name):
         return set()  # of triton.language, or of a value

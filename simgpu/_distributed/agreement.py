@@ -179,8 +179,8 @@ _STEPS = {
 }
 _EACH_BATCH = tuple(f"{_NAME}'s {step}" for step in (_IN_BACKWARD, *[*_STEPS.values()][2:]))
 _UNEVEN = (
-    "Where some ranks have fewer batches than others, give all the same number, or train within "
-    "`with torch.distributed.algorithms.Join([model]):`"
+    "Where some ranks have fewer batches than others, give all the same number, or have all ranks "
+    "train within `with torch.distributed.algorithms.Join([model]):`"
 )
 _ENGINES = ("simgpu._backend.torch_patches.autograd", "torch.autograd.graph")
 

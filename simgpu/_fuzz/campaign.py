@@ -49,7 +49,7 @@ class Progress:
         self.minutes, self.examples = minutes, examples
         self.terminal = sys.stderr.isatty()
         self.printed = -EVERY
-        self.collected = 0.0  # seconds from the start, which `minutes` does not count
+        self.collected = 0.0  # seconds of the start, which neither `minutes` nor the rate counts
         tqdm.monitor_interval = 0  # no thread that would refresh the line too
         self.bar = tqdm(
             total=None if minutes is None else minutes * 60,
@@ -62,20 +62,20 @@ class Progress:
 
     def show(self, tally: Tally, seconds: float) -> None:
         """Show what was counted in the first `seconds` of the campaign."""
+        if not tally.properties:
+            self.collected = seconds
         if self.minutes is not None:
-            if not tally.properties:
-                self.collected = seconds
             self.bar.n = min(seconds - self.collected, self.bar.total)
         else:
             assert self.examples is not None
             # Known once a session has collected its tests.
             self.bar.total = tally.properties * self.examples or None
             self.bar.n = tally.done(self.examples)
-        total = tally.examples.total()
+        total, since = tally.examples.total(), max(seconds - self.collected, 0.1)
         self.bar.set_postfix_str(
             "starting pytest, collecting tests"
             if not tally.properties
-            else f"{total} examples ({total / max(seconds, 0.1):.0f}/s), {len(tally.combinations)} "
+            else f"{total} examples ({total / since:.0f}/s), {len(tally.combinations)} "
             f"combinations, {plural(len(tally.failures), 'failure')}",
             refresh=False,
         )

@@ -189,9 +189,9 @@ def keys_offset() -> int | None:
 
 
 def are_alike(tensor: Tensor, other: Tensor) -> bool:
-    """Whether both are of one kind, on the CPU or on a device.
+    """Whether both have the same kind, on the CPU or on a device.
 
-    Not so where only `other` is of a subclass that sees operators, which may have no memory.
+    Not so where only `other` has a subclass that sees operators, which may have no memory.
     """
     own, theirs = _keys_of(tensor).raw_repr(), _keys_of(other).raw_repr()
     return (

@@ -179,10 +179,10 @@ def _strides(call: Call, _: Capability, one_is_any: bool = True) -> str | None:
     dense = all(tensor.stride(-1) == 1 for tensor in call[:3])
     if (dense or (one_is_any and call.query.shape[-1] == 1)) and of_mask == 1:
         return None
-    said = _each(call, ".stride(-1)", lambda tensor: tensor.stride(-1))
+    got = _each(call, ".stride(-1)", lambda tensor: tensor.stride(-1))
     if mask is not None:
-        said += f", Attn_mask.stride(-1): {of_mask}"
-    return f"All fused kernels require the last dimension of the input to have stride 1. Got {said}"
+        got += f", Attn_mask.stride(-1): {of_mask}"
+    return f"All fused kernels require the last dimension of the input to have stride 1. Got {got}"
 
 
 def _architecture(

@@ -272,7 +272,7 @@ def _in_bits(stock: HostCode, keys: Keys, args: tuple[Any, ...], kwargs: dict[st
 def _number_in_bits(
     stock: HostCode, keys: Keys, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """`scatter` of one number: `stock` with its bits, if the tensor is of float8."""
+    """`scatter` of one number: `stock` with its bits, if the tensor has a float8 dtype."""
     *others, number = args
     if others[0].dtype not in FLOAT8:
         return stock(keys, *args, **kwargs)  # which refuses

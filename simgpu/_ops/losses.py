@@ -44,7 +44,7 @@ row(
 def ctc_loss(arguments: dict[str, Any]) -> None:
     """Labels are classes; the kernel looks at lengths only, and backwards not even at those.
 
-    What lies past the length of a target is never read, and may be anything. The error is that of
+    What follows the length of a target is never read, and may be anything. The error is that of
     nll_loss for the same mistake.
     """
     log_probs, targets = arguments["log_probs"], arguments["targets"]

@@ -310,7 +310,7 @@ row("batch_norm_backward_elemt", make=computed_by_name(_backward_elemt))
 # What CUDA's kernel of `rms_norm` asks of devices and dtypes, in front of PyTorch's composite.
 #
 # CUDA has one kernel (`_fused_rms_norm`, ATen/native/cuda/layer_norm_kernel.cu), which is used
-# where the input and its weight are of one dtype. Elsewhere PyTorch composes it of other operators.
+# where the input and its weight have one dtype. Elsewhere PyTorch composes it of other operators.
 
 _compose = partial(overload("rms_norm")._handle.redispatch_boxed, HOST_KEYS)
 

@@ -39,7 +39,7 @@ class Run(Protocol):
 
 @contextlib.contextmanager
 def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """What the marker of a test asks for; devices by the name of CUDA, where there are none.
+    """What the marker of a test asks for; CUDA devices, where there are none.
 
     The session's options choose their kind; where there are fewer, the test is skipped.
     """

@@ -53,7 +53,7 @@ class Kind(Protocol):
     unroll: int
     """Numbers that one call of a thread gives."""
     dtype: Any
-    """What NumPy computes them in; the tensor's own type where it is of that type."""
+    """The dtype in which NumPy computes the numbers."""
 
     def drawn(self, lanes: int) -> int:
         """How many of the four words the first `lanes` numbers need."""

@@ -120,7 +120,7 @@ def words_of(
         rounds: at least four; fewer than ten mix less.
     """
     threads = room = _rooms.of(count)
-    # What depends on the place alone is a number, or a column of numbers.
+    # What depends only on the place is a number, or a column of numbers.
     by_place: Any = place & _LOW
     if places > 1:
         room = _rooms.of(places * count)

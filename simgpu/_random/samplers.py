@@ -47,7 +47,7 @@ def dropout_parameters(p: float, dtype: torch.dtype) -> tuple[float, float]:
 def fill_mask(mask: Tensor, like: Tensor, keep: float, source: Source) -> None:
     """Write to `mask` which elements of `like` are kept, each with probability `keep`.
 
-    Both are CPU tensors of one shape with at least one element; `mask` is of booleans and as dense
+    Both are CPU tensors of one shape with at least one element; `mask` has booleans and as dense
     as `like` is. `keep` is one of `parameters`.
     """
     numel = like.numel()

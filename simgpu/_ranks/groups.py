@@ -189,7 +189,7 @@ PATCHES.add(
 
 
 class _InstancesOf(type):
-    """A class in the place of another one: what it makes is of these `kinds`."""
+    """A class in the place of another one: it makes groups of these `kinds`."""
 
     kinds: tuple[Any, ...]
 

@@ -161,7 +161,7 @@ def _write_item(owner: Any, key: Any, value: Any) -> None:
 
 
 def _setting(read: Callable[[], Any], write: Callable[[Any], object]) -> Slot:
-    """A setting that is written only where it has another value, and left alone if it has none."""
+    """A setting that is written only where it has another value, and not at all if it has none."""
 
     def read_if_set() -> Any:
         try:

@@ -66,7 +66,7 @@ def ranks(
         model: of the fresh devices, as in `simgpu.devices`.
         rng: of the fresh devices, as in `simgpu.devices`.
 
-    Without devices there are `count` fresh ones by the name of CUDA. Within `simgpu.as_cuda(n)` the
+    Without devices there are `count` fresh CUDA devices. Within `simgpu.as_cuda(n)` the
     ranks have its devices; within `simgpu.devices(n)` too, for every backend but NCCL. Worlds of
     several threads come one after the other.
 
@@ -79,7 +79,7 @@ def ranks(
         TypeError: `function` is a coroutine or a generator.
         ValueError: there are fewer devices than ranks, or some already where a sort of them is
             asked for; or `schedule`, `memory`, `model` or `rng` is none.
-        RuntimeError: NCCL, on devices that do not go by the name of CUDA.
+        RuntimeError: NCCL, on devices that are not called cuda.
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_DEVICES:
         raise ValueError(

@@ -48,7 +48,7 @@ def calling_line() -> str:
 
 @functools.cache
 def is_foreign(file: str) -> bool:
-    """Whether a file is of torch, Triton or simgpu, or wraps functions of torch."""
+    """Whether a file belongs to torch, Triton or simgpu, or wraps functions of torch."""
     wrapping = (getattr(sys.modules.get(name), "__file__", None) for name in _WRAPPING)
     return file.startswith(_FOREIGN) or file in wrapping
 
@@ -61,7 +61,7 @@ def is_of_program(file: str) -> bool:
 
 
 def is_of_library(file: str) -> bool:
-    """Whether a file is of torch, Triton, simgpu, Python, or an installed package."""
+    """Whether a file belongs to torch, Triton, simgpu, Python, or an installed package."""
     return not is_of_program(file) or f"-packages{os.sep}" in file
 
 

@@ -1,4 +1,4 @@
-"""The words of errors while simulated devices go by the name of CUDA, also of those raised in C++.
+"""The words of errors while simulated devices appear as CUDA devices, also of those raised in C++.
 
 Which words kernels have is tested in `devices/messages`, also of real GPUs; here, that the device
 in them is CUDA's, and that all other texts stay as they are.

@@ -1,4 +1,4 @@
-"""torch.profiler shows the kernels, copies and memory of devices that go by the name of CUDA."""
+"""torch.profiler shows the kernels, copies and memory of devices that appear as CUDA devices."""
 
 import contextlib
 import json

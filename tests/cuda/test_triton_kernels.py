@@ -1,4 +1,4 @@
-"""Triton where devices go by the name of CUDA, by a package with what simgpu replaces of it.
+"""Triton on simulated CUDA devices, by a package with what simgpu replaces of it.
 
 `tests/assurance/clients` has Triton's own interpreter.
 """

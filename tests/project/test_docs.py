@@ -40,7 +40,7 @@ NOT_RUN = {
 
 SPAN = re.compile(r"`([^`\n]+)`")
 # Commands of this repository that are neither pytest nor simgpu, and have options of their own.
-OF_OTHERS = re.compile(r"torchrun|nvidia-smi|python (-m tests\.|benchmarks/)")
+OF_OTHERS = re.compile(r"torchrun|nvidia-smi|--error-for-skips|python (-m tests\.|benchmarks/)")
 OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 RUN_PYTEST, RUN_SIMGPU = ["python", "-m", "pytest"], ["python", "-m", "simgpu"]
 

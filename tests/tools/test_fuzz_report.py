@@ -248,7 +248,7 @@ class Terminal(io.StringIO):
 def test_progress_line_shows_the_time_that_is_left(monkeypatch):
     tally = Tally()
     tally.properties = 4
-    tally.examples.update({"a": 7, "b": 100, "c": 50})
+    tally.examples.update({"a": 7, "b": 1000, "c": 50})
     tally.finished = {"a", "b"}  # `a` has only seven examples
     assert tally.done(100) == 250
     monkeypatch.setattr(sys, "stderr", io.StringIO())
@@ -258,7 +258,7 @@ def test_progress_line_shows_the_time_that_is_left(monkeypatch):
     progress.show(tally, 65.0)  # not yet the time for another line
     progress.close()
     (line,) = sys.stderr.getvalue().splitlines()
-    assert re.match(r" 62% \|.*\| 01:00<00:36, 157 examples \(3/s\), 0 comb.*, 0 fail", line)
+    assert re.match(r" 62% \|.*\| 01:00<00:36, 1057 examples \(18/s\), 0 comb.*, 0 fail", line)
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     progress = Progress(10.0, None)
@@ -270,7 +270,7 @@ def test_progress_line_shows_the_time_that_is_left(monkeypatch):
     progress.show(tally, 150.5)
     progress.close()
     line = next(line for line in sys.stderr.getvalue().split("\r") if "20%" in line)
-    assert re.match(r" 20% .*02:30<10:00", line)
+    assert re.match(r" 20% .*02:30<10:00, 1057 examples \(9/s\)", line)
     assert "\n" not in sys.stderr.getvalue()
 
 

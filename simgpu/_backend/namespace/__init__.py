@@ -1,8 +1,8 @@
-"""`torch.simgpu`, the module that PyTorch looks up for the device type; as `torch.cuda`.
+"""`torch.simgpu`, the module that PyTorch looks up for the device type: it is like `torch.cuda`.
 
-Here are devices and streams; `memory` has the amounts, `snapshots` the allocator's segments and a
-history of allocations, `random` the generators, `on_demand` the legacy types and
-what raises.
+Here are devices and streams. `memory` counts bytes, `snapshots` lists the allocator's segments and
+the history of allocations, `random` has the generators, and `on_demand` has the legacy tensor types
+and the names that raise.
 
 May import: `_backend`, `_core`, `_config`, `errors`, `_util`, `torch`.
 """

@@ -26,7 +26,7 @@ from simgpu._core.device import Block, Device
 
 _CONTEXTS = (None, "state", "alloc", "all")
 _STATES = {None: "inactive", model.AWAITING: "active_pending_free"}  # by a block's token
-# Frames in these files are between the program and the allocation, and are of no use to it.
+# Frames in these files are between the program and the allocation, and do not help it.
 _OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__file__)
 
 

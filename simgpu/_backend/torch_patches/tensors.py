@@ -48,7 +48,7 @@ def new_tensor(stock: Callable[..., Any], self: torch.Tensor, *args: Any, **kwar
 
 
 @PATCHES.action(
-    "methods of storages by the name of the device type",
+    "methods of storages named after the device type",
     why="as storages have `cuda()` and `is_cuda`; PyTorch generates them only when asked",
     adds=(
         f"torch.storage.TypedStorage.{DEVICE_TYPE}",

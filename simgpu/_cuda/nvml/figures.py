@@ -107,7 +107,7 @@ class Gpu:
         return (self.model.memory_clock_rate or _KHZ) // 1000
 
 
-def _mib(nbytes: int) -> int:
+def mib(nbytes: int) -> int:
     return nbytes // 2**20
 
 
@@ -129,9 +129,9 @@ FIELDS: dict[str, tuple[str, Callable[[Gpu], object]]] = {
     "compute_cap": ("", lambda gpu: "{}.{}".format(*gpu.model.compute_capability)),
     "pci.bus_id": ("", lambda gpu: gpu.bus_id),
     "pci.bus": ("", lambda gpu: f"0x{gpu.number + 1:02X}"),
-    "memory.total": ("MiB", lambda gpu: gpu.total // 2**20),
-    "memory.used": ("MiB", lambda gpu: gpu.used // 2**20),
-    "memory.free": ("MiB", lambda gpu: gpu.free // 2**20),
+    "memory.total": ("MiB", lambda gpu: mib(gpu.total)),
+    "memory.used": ("MiB", lambda gpu: mib(gpu.used)),
+    "memory.free": ("MiB", lambda gpu: mib(gpu.free)),
 }
 
 

@@ -121,7 +121,7 @@ def _ask(path: Path) -> Answer | None:
 
 
 def answer_at_socket(folder: Path, answer: Callable[[], Answer]) -> None:
-    """Answer whoever asks this process, in a thread of its own, until the process ends.
+    """Answer the processes that ask this one, in a thread of its own, until the process ends.
 
     Nothing where the path of the folder is too long for a socket.
     """

@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from simgpu._cuda.nvml import run_folder
-from simgpu._cuda.nvml.figures import CUDA_TEXT, DRIVER, FIELDS, TEMPERATURE, Gpu, Process
+from simgpu._cuda.nvml.figures import CUDA_TEXT, DRIVER, FIELDS, TEMPERATURE, Gpu, Process, mib
 
 HELP = f"""NVIDIA System Management Interface -- v{DRIVER}, of simulated GPUs (simgpu)
 
@@ -52,7 +52,7 @@ _OF_PROCESS: dict[str, tuple[str, Callable[[Gpu, Process], object]]] = {
     "gpu_bus_id": ("", lambda gpu, _: gpu.bus_id),
     "pid": ("", lambda _, process: process.pid),
     "process_name": ("", lambda _, process: process.name),
-    "used_gpu_memory": ("MiB", lambda _, process: process.used // 2**20),
+    "used_gpu_memory": ("MiB", lambda _, process: mib(process.used)),
 }
 _ALIASES_OF_PROCESS = {"used_memory": "used_gpu_memory", "name": "process_name"}
 
@@ -123,14 +123,14 @@ def table(machine: Sequence[Gpu]) -> str:
             bus_id=gpu.bus_id,
             draw=gpu.power_draw,
             limit=gpu.power_limit,
-            used=gpu.used // 2**20,
-            total=gpu.total // 2**20,
+            used=mib(gpu.used),
+            total=mib(gpu.total),
             busy=gpu.utilization,
         )
         for each in gpu.processes:
             name = each.name if len(each.name) <= 37 else f"...{each.name[-34:]}"
             apps += f"|  {gpu.number:>3}   N/A  N/A  {each.pid:>14}      C   {name:<37}"
-            apps += f"{each.used // 2**20:>6}MiB |\n"
+            apps += f"{mib(each.used):>6}MiB |\n"
     apps = apps or f"|  {'No running processes found':<87}|\n"
     return f"{text}{_PROCESSES}{apps}+{'-' * 89}+\n"
 
@@ -183,7 +183,7 @@ def _xml(machine: Sequence[Gpu]) -> str:
         for each in gpu.processes:
             info = ElementTree.SubElement(processes, "process_info")
             _add(info, gpu_instance_id=None, compute_instance_id=None, pid=each.pid, type="C")
-            _add(info, process_name=each.name, used_memory=f"{each.used // 2**20} MiB")
+            _add(info, process_name=each.name, used_memory=f"{mib(each.used)} MiB")
     ElementTree.indent(root, "\t")
     text = ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
     head = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-# Written for CUDA: they run on simulated devices that go by the name of CUDA.
+# Written for CUDA: they run on simulated devices that appear as CUDA devices.
 CUDA = (
     "test_data_parallel.py",
     "test_cuda_multigpu.py",
