@@ -18,8 +18,7 @@ class Package:
 
     def judged_by(self, tier: str) -> Package:
         """This package with the tests of a tier: "default" or "full"."""
-        folders = ("hardware", "processes", "programs") if tier == "full" else ()
-        more = [f"tests/full/{folder}" for folder in folders]
+        more = ("tests/full/processes", "tests/full/programs") if tier == "full" else ()
         return dataclasses.replace(self, tier=tier, tests=(*self.tests, *more))
 
 
