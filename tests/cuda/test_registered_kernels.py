@@ -27,10 +27,6 @@ def scaling(factor):
     return lambda x: x * factor
 
 
-def by_key(own, factor):
-    own.impl("op", scaling(factor), "CUDA")
-
-
 def by_the_librarys_key(own, factor):
     kernels = library.Library(SPACE, "IMPL", "CUDA")
     kernels.impl("op", scaling(factor))
@@ -58,22 +54,18 @@ def twice(own, factor):
     own.impl("op", scaling(factor), "CUDA")
 
 
-def impl_with_a_device(own, factor):
-    library.impl(f"{SPACE}::op", "cuda", lib=own)(scaling(factor))
-
-
-def register_kernel(own, factor):
-    library.register_kernel(f"{SPACE}::op", "cuda", scaling(factor), lib=own)
-
-
 WAYS = {
-    "Library.impl": by_key,
+    "Library.impl": lambda own, factor: own.impl("op", scaling(factor), "CUDA"),
     "a library's key": by_the_librarys_key,
     "with_keyset": by_keyset,
     "below autograd": below_autograd,
     "twice": twice,
-    "impl with a device": impl_with_a_device,
-    "register_kernel": register_kernel,
+    "impl with a device": lambda own, factor: library.impl(f"{SPACE}::op", "cuda", lib=own)(
+        scaling(factor)
+    ),
+    "register_kernel": lambda own, factor: library.register_kernel(
+        f"{SPACE}::op", "cuda", scaling(factor), lib=own
+    ),
 }
 
 

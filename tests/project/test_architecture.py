@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 import simgpu
 from simgpu._config.options import NAMES, SETTINGS
 from simgpu._core import launch, operators
-from tests.project import import_table, model_table, options_page, replaced_names
+from tests.project import import_table, library_table, model_table, options_page, replaced_names
 from tests.support import architecture
 from tests.support.architecture import facts
 
@@ -289,7 +289,9 @@ def test_every_factory_of_simgpu_names_its_device():
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize("module", [import_table, model_table, options_page, replaced_names])
+@pytest.mark.parametrize(
+    "module", [import_table, library_table, model_table, options_page, replaced_names]
+)
 def test_generated_page_is_current(module):
     text = module.PAGE.read_text(encoding="utf-8")
     assert text == module.page(text)

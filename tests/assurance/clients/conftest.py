@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.assurance.clients.support import shares_of_the_batch
+from tests.assurance.clients.support import SCRIPTS, needs_imports_of, shares_of_the_batch
 
-SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[3]
 
 
@@ -56,11 +55,13 @@ def simgpu_run(tmp_path_factory):
 def client(simgpu_run):
     """Run a script of this folder; returns what it printed as JSON in its last line.
 
+    Skips the test where a library that the script imports is missing.
     Adds "batch": the share in percent that each device had of what the model was called with.
     With `launcher`, a module and its arguments that start ranks, one of them has to print.
     """
 
     def run(name, devices, *arguments, launcher=(), **options):
+        needs_imports_of(name)
         program = [SCRIPTS / f"{name}.py", devices]
         if launcher:
             program = ["-m", devices, *launcher, SCRIPTS / f"{name}.py"]

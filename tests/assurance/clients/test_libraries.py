@@ -1,6 +1,7 @@
 """Libraries whose training loops are run unedited: each learns as on one GPU, or as on the CPU."""
 
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,29 +11,13 @@ from hypothesis import strategies as st
 
 from tests.assurance.clients.support import needs, why_not
 
-# What the libraries' scripts import besides torch.
-IMPORTS = {
-    "geometric_graphs": ["torch_geometric"],
-    "ignite_trainer": ["ignite"],
-    "sentences": ["sentence_transformers", "datasets", "accelerate"],
-    "skorch_classifier": ["skorch", "sklearn"],
-    "transformers_trainer": ["transformers", "accelerate"],
-}
 FOUR_OR_TWO = pytest.mark.parametrize(("count", "ours"), [(4, True), (2, False)])
 
 
 @pytest.fixture(scope="module")
 def on_one_gpu(client):
     """The report of a script on one GPU, which is run once."""
-    reports = {}
-
-    def run(name, *arguments):
-        needs(*IMPORTS[name])
-        if name not in reports:
-            reports[name] = client(name, 1, *arguments)
-        return reports[name]
-
-    return run
+    return cache(lambda name, *arguments: client(name, 1, *arguments))
 
 
 def check_learned_alike(seen, single, **rounding):
@@ -72,7 +57,6 @@ def test_ignite_wraps_a_model_by_itself(client, on_one_gpu, count, ours):
 
 def test_lightning_learns_on_a_gpu_as_on_the_cpu(client):
     """It has no DataParallel since release 2."""
-    needs("lightning")
     seen, single = (client("lightning_trainer", 1, kind) for kind in ("gpu", "cpu"))
     check_learned_alike(seen, single)
     assert seen["devices"] == ["cuda:0"]
@@ -114,7 +98,6 @@ def test_skorch_fits_copies_and_pickles_a_network(client, on_one_gpu, count, our
     ("model", "ours"), [("transformer", True), ("residual", True), ("residual", False)]
 )
 def test_timm_learns_on_two_gpus(client, model, ours):
-    needs("timm", "torchvision")
     seen = client("timm_training", 2, model, ours=ours)
     assert is_of(seen["wrapper"], ours)
     assert seen["losses"][-1] < seen["losses"][0]
@@ -157,9 +140,43 @@ def test_transformers_trainer_learns_on_ranks(client, on_one_gpu):
     assert seen["saved_the_weights"]
 
 
+@FOUR_OR_TWO
+def test_peft_trains_an_adapter_in_data_parallel(client, on_one_gpu, count, ours):
+    needs("peft")
+    single = on_one_gpu("transformers_trainer", BATCH, "float64", 64)
+    seen = client("transformers_trainer", count, BATCH // count, "float64", 64, ours=ours)
+    assert is_of(seen["wrapper"], ours)
+    assert seen["rows"] == {f"cuda:{i}": 3 * 32 // count for i in range(count)}
+    assert seen["losses"][-1] < seen["losses"][0] - 0.1
+    # transformers returns losses in float32.
+    torch.testing.assert_close(seen["losses"], single["losses"], rtol=2**-22, atol=0)
+    torch.testing.assert_close(seen["weights"], single["weights"])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bitsandbytes_quantizes_a_model_that_is_spread_over_gpus(client, on_one_gpu, bits):
+    needs("bitsandbytes", "peft")
+    arguments = ("transformers_trainer", BATCH, "float32", bits)
+    single, seen = on_one_gpu(*arguments), client(arguments[0], 2, *arguments[1:])
+    assert seen["wrapper"] == "peft.peft_model"
+    assert seen["rows"] == {"cuda:1": 3 * 32}  # of the last layer
+    assert seen["losses"][-1] < seen["losses"][0] - 0.1
+    torch.testing.assert_close(torch.tensor(seen["losses"]), torch.tensor(single["losses"]))
+
+
+@pytest.mark.parametrize("library", ["bitsandbytes", "torchao"])
+def test_quantized_layers_compute_as_on_the_cpu(client, library):
+    needs(library)
+    client("quantized_layers", 2, library)
+
+
+def test_diffusers_draws_and_learns(client):
+    """In torch.nn.DataParallel, a network of diffusers 0.42 raises UnboundLocalError."""
+    client("diffusion", 2, ours=True)
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_accelerate_spreads_a_model_by_a_device_map(client, count):
-    needs("accelerate", "transformers")
     seen = client("accelerate_device_map", count)
     assert seen["devices"] == [f"cuda:{index}" for index in range(count)]
     assert set(seen["map"].values()) == {str(index) for index in range(count)}
@@ -173,7 +190,6 @@ def test_accelerate_spreads_a_model_by_a_device_map(client, count):
 
 
 def test_accelerate_trains_in_half_precision(client):
-    needs("accelerate")
     seen = client("accelerate_training", 1, "fp16", 16, "float32")
     assert seen["device"] == "cuda"
     assert seen["losses"][-1] < seen["losses"][0] / 2
@@ -181,7 +197,6 @@ def test_accelerate_trains_in_half_precision(client):
 
 
 def test_accelerate_launch_trains_on_four_ranks_as_on_one(client):
-    needs("accelerate")
     launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", 4]
     single = client("accelerate_training", 1, "no", 16, "float64")
     seen = client("accelerate_training", 4, "no", 4, "float64", launcher=launcher)

@@ -6,7 +6,6 @@ NAME = "triton_kernels"
 
 
 def test_kernels_run_as_launches_of_the_devices(client):
-    needs("triton")
     seen = client(NAME, 2, TRITON_INTERPRET="1", SIMGPU_MODEL="A100")
     assert (seen["device"], seen["target"]) == ("cuda:0", 80)
     assert seen["kernels"] == "triton.add_kernel"

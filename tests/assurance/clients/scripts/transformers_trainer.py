@@ -1,13 +1,21 @@
 """transformers' Trainer on a tiny Llama of random weights, which learns to count.
 
-Arguments: the rows of a batch on each GPU, and which floating-point type the model has.
+Arguments: the rows of a batch on each GPU, and which floating-point type the model has. With a
+third one, peft's LoRA is trained: of the model as it is (64), or of one that bitsandbytes quantized
+to that many bits and `device_map="auto"` spread over all GPUs.
 """
 
 import json
 import sys
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 torch.manual_seed(0)
 config = LlamaConfig(
@@ -20,6 +28,16 @@ config = LlamaConfig(
     max_position_embeddings=16,
 )
 model = LlamaForCausalLM(config).to(getattr(torch, sys.argv[2]))
+bits = sys.argv[3:]
+if bits:
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if bits != ["64"]:
+        how = {"quantization_config": BitsAndBytesConfig(**{f"load_in_{bits[0]}bit": True})}
+        model.save_pretrained("saved")
+        model = LlamaForCausalLM.from_pretrained("saved", device_map="auto", **how)
+        model = prepare_model_for_kbit_training(model)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
 starts = torch.randint(20, (32, 1))
 counting = (starts + torch.arange(8)) % 20
 examples = [{"input_ids": row, "labels": row} for row in counting]
@@ -39,6 +57,7 @@ arguments = TrainingArguments(
     per_device_eval_batch_size=int(sys.argv[1]),
     num_train_epochs=3,
     learning_rate=0.02,
+    optim="adamw_torch" if bits in ([], ["64"]) else "paged_adamw_8bit",
     lr_scheduler_type="constant",
     logging_steps=1,
     save_strategy="epoch",
@@ -50,8 +69,8 @@ trainer.train()
 rows = dict(rows_on)
 measured = trainer.evaluate()
 predicted = trainer.predict(examples)
-saved = LlamaForCausalLM.from_pretrained("trained/checkpoint-12", dtype=model.dtype).cpu()
-weights = [p.detach().cpu() for p in model.parameters()]
+weights = [p.detach().cpu() for p in model.parameters() if p.is_floating_point()]
+saved = () if bits else LlamaForCausalLM.from_pretrained("trained/checkpoint-12", dtype=model.dtype)
 report = {
     "gpus": arguments.n_gpu,
     "wrapper": type(trainer.model_wrapped).__module__,
@@ -59,7 +78,7 @@ report = {
     "rows": rows,
     "eval_loss": measured["eval_loss"],
     "predictions": list(predicted.predictions.shape),
-    "saved_the_weights": all(map(torch.equal, saved.parameters(), weights)),
+    "saved_the_weights": bool(saved) and all(map(torch.equal, saved.cpu().parameters(), weights)),
     "weights": torch.cat([weight.flatten() for weight in weights]).tolist(),
 }
 print(json.dumps(report))
