@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from simgpu._cli import compare, fuzz, info, run
+from simgpu._cli import fuzz, info, run
 
 EXAMPLES = """examples:
   Run a CUDA program, unchanged, on 4 simulated GPUs:
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run, fuzz, compare, info):
+    for command in (run, fuzz, info):
         command.add_arguments(commands)
     for command_parser in commands.choices.values():
         command_parser.set_defaults(parser=command_parser)

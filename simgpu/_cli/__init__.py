@@ -1,4 +1,4 @@
-"""`simgpu run`, `fuzz`, `replay`, `compare`, `info` and `smi`: the arguments of each command.
+"""`simgpu run`, `fuzz`, `replay`, `info` and `smi`: the arguments of each command.
 
 `fuzz` has `replay` too, and `info` has `smi`. `run_script` is what `simgpu run` calls; `estimates`
 is its --clock. A command imports what it needs when it runs.

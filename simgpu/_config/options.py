@@ -82,8 +82,6 @@ class Option(NamedTuple):
     """What docs/options.md says of the variable."""
     has_list: bool = True
     """Whether a text may have a value for each device, with commas."""
-    short: str = ""
-    """A value, where pytest has `--NAME` too in suites without such an option."""
 
 
 # By argument of `simgpu.devices`. `simgpu run` has `--NAME` for each, pytest `--device-NAME`.
@@ -109,7 +107,6 @@ OPTIONS = {
             "(default: SIMGPU_MODEL, or none)",
         },
         "[GPU model](models.md) that each device reports; with commas one per device",
-        short="A100",
     ),
     "rng": Option(
         "SIMGPU_RNG",
@@ -121,7 +118,6 @@ OPTIONS = {
         },
         "`cuda` (default) or `host`: what draws [random numbers](fidelity.md#random-numbers)",
         has_list=False,
-        short=RNGS[0],
     ),
 }
 VARIABLES = {name: option.variable for name, option in OPTIONS.items()}

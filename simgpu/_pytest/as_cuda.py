@@ -11,30 +11,23 @@ PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which w
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Mapping
 
 import pytest
 
 from simgpu._config import options as config_options
-from simgpu._pytest.options import SHORT, SessionOptions, check, options_in, process_count
+from simgpu._pytest.options import SessionOptions, check, options_in, process_count
 from simgpu._pytest.pools import explain_devices
 from simgpu._util import naming
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     # Before a conftest imports torch, which ends the process where the variable is wrong.
     process_count()
     options = options_in(early_config.known_args_namespace)
     if options.as_cuda:
-        for short in SHORT:
-            if short.argument not in options.given:
-                value = short.early(early_config, args)
-                if value is not None:
-                    given = {**options.given, short.argument: value}
-                    options = dataclasses.replace(options, given=given)
         _start(early_config, options)
 
 

@@ -6,10 +6,9 @@ PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which w
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -99,9 +98,7 @@ def add_options(parser: pytest.Parser) -> None:
         help=f"number of devices (default: {DEFAULT_COUNT}, or all real GPUs)",
     )
     for name, option in OPTIONS.items():
-        also = f" (or --{name}, unless the suite has such an option)" if option.short else ""
-        arguments = {**option.arguments, "help": option.arguments["help"] + also}
-        add(f"--device-{name}", name, **arguments)
+        add(f"--device-{name}", name, **option.arguments)
     add(
         "--gpus-per-worker",
         "per_worker",
@@ -238,76 +235,10 @@ def check(options: SessionOptions) -> None:
             raise pytest.UsageError(str(error)) from None
 
 
-# `--model` and `--rng`: `--device-model` and `--device-rng` in a suite without such options.
-#
-# The plugin is loaded in every session, and suites of models often have a `--model` of their own:
-# so they are added when the suite's conftests have had their turn, and taken away once the command
-# line is read. Conftests of other folders are found while tests are collected, and may add theirs.
-
-
-@dataclass(frozen=True)
-class ShortOption:
-    """One of them, by the argument of `simgpu.devices`."""
-
-    argument: str
-
-    @property
-    def name(self) -> str:
-        return f"--{self.argument}"
-
-    def early(self, config: pytest.Config, args: Sequence[str]) -> str | None:
-        """Return the option's value on a command line, if it may be ours.
-
-        For --as-cuda, whose devices are made before any conftest can define the option.
-        """
-        reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        reader.add_argument(self.name, dest="value")
-        with contextlib.suppress(argparse.ArgumentError, ValueError):
-            value: str | None = reader.parse_known_args(list(args))[0].value
-            if value is not None:  # ValueError for one that cannot be ours
-                values = config_options.arguments({self.argument: value})[self.argument]
-                count = len(values) if isinstance(values, list) else 1
-                OPTIONS[self.argument].check(count, values)
-                config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
-            return value
-        return None
-
-    def add_where_free(
-        self, config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
-    ) -> None:
-        """Add the option, unless the suite has one of that name."""
-        option, long = OPTIONS[self.argument], f"--device-{self.argument}"
-        tried = f"{self.name}={option.short}"
-        try:  # with all arguments, for the suite may have options that must be
-            _, unknown = parser.parse_known_and_unknown_args([tried, *args])
-        except pytest.UsageError as error:
-            if self.name not in str(error):
-                return  # of another option, which pytest is going to refuse in its own words
-            unknown = []
-        if tried in unknown:
-            named = {"dest": f"simgpu_{self.argument}", "help": long}
-            parser.getgroup("simgpu").addoption(self.name, **{**option.arguments, **named})
-            config.stash.setdefault(_ADDED, []).append((self, parser))
-        elif self in config.stash.get(_TAKEN_EARLY, ()):
-            raise pytest.UsageError(
-                f"{self.name} is an option of this suite: say {long} for the devices of --as-cuda"
-            )
-
-
-# Those by which --as-cuda has made devices before it was known that they are ours.
-_TAKEN_EARLY = pytest.StashKey[set[ShortOption]]()
-# Those that are in a parser.
-_ADDED = pytest.StashKey[list[tuple[ShortOption, pytest.Parser]]]()
-
-SHORT = [ShortOption(name) for name, option in OPTIONS.items() if option.short]
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(
-    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
-) -> Generator[None, object, object]:
+def pytest_load_initial_conftests() -> Generator[None, object, object]:
     try:
-        done = yield
+        return (yield)
     except argparse.ArgumentError as error:  # in one line: a conftest adds an option of our name
         taken = names.intersection((error.argument_name or "").split("/"))
         if not taken:
@@ -316,16 +247,3 @@ def pytest_load_initial_conftests(
             f"a conftest.py adds the option {', '.join(sorted(taken))}, which is simgpu's: rename "
             "it there, or leave simgpu's plugin out (-p no:simgpu, also as addopts)"
         ) from None
-    for short in SHORT:
-        short.add_where_free(early_config, parser, args)
-    return done
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Allow others to add options of these names; values from the command line stay."""
-    for short, parser in session.config.stash.get(_ADDED, []):
-        # pytest before 9 has no such attribute: there each group of options has names of its own.
-        options = getattr(parser, "optparser", None)
-        if options is not None:
-            options._option_string_actions.pop(short.name)

@@ -1,11 +1,12 @@
 """The report "simulated against hardware": what recordings say, and what simulated devices do.
 
-`python -m simgpu compare FILES` prints it, and so does a session of pytest that replayed them;
-docs/fidelity.md shows the current one.
+`python -m tests.support.comparison FILES` prints it, and so does a session of pytest that replays
+them; docs/fidelity.md shows the current one.
 """
 
 import json
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import simgpu
 from tests.support import published
 from tests.support.observe import observe
-from tests.support.recording import FOLDER, devices_for, differences, load
+from tests.support.recording import FOLDER, RecordingError, devices_for, differences, load
 
 HEAD = ("recording", "GPU", "torch", "cases", "numbers", "agreed", "differ", "not compared")
 
@@ -120,9 +121,16 @@ def table(rows):
 
 def main(paths):
     """Print the report on some files; returns 1 where something differs without a reason."""
-    rows = [compare(path) for path in paths]
+    try:
+        rows = [compare(path) for path in paths]
+    except (OSError, RecordingError) as error:
+        sys.exit(f"python -m tests.support.comparison: {error}")
     print(f"simulated against hardware\n\n{table(rows)}", end="")
     for row in rows:
         for what in row.wrong:
             print(f"WITHOUT A REASON, {row.name}: {what}")
     return int(any(row.wrong for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

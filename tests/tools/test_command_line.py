@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.__main__ import main, parser
-from simgpu._cli import compare, fuzz, run
+from simgpu._cli import fuzz, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,7 +144,7 @@ def commands():
     return subparsers.choices
 
 
-@pytest.mark.parametrize("name", ["run", "fuzz", "replay", "compare", "info"])
+@pytest.mark.parametrize("name", ["run", "fuzz", "replay", "info"])
 def test_every_argument_has_a_help(name):
     command = commands()[name]
     assert command.description
@@ -167,12 +167,10 @@ def test_help_has_three_examples_that_parse(capsys):
         assert program in ([], ["train.py"])
 
 
-RECORDING = Path(__file__).parents[1] / "recordings" / "pytorch_tutorial.json"
 # What each command needs that simgpu does without, and how it is called.
 NEEDY = {
     "replaying": (fuzz.NEEDED, ["replay", "tests/test_it.py::test_it"]),
     "fuzzing": (fuzz.NEEDED, ["fuzz", "tests"]),
-    "comparing": (compare.NEEDED, ["compare", str(RECORDING)]),
 }
 
 
@@ -193,9 +191,8 @@ def test_command_names_missing_packages(what, data):
 def test_suite_names_its_missing_packages(python):
     """Recording hardware needs only pytest."""
     code = "import sys; sys.modules['hypothesis'] = None; import pytest; pytest.main({})"
-    clone = RECORDING.parents[2]
     words = ["-p", "no:hypothesispytest", "-p", "no:cacheprovider", "--record", "x.json"]
-    done = python("-c", code.format(words), cwd=clone, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    done = python("-c", code.format(words), cwd=ROOT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert (done.returncode, done.stdout) == (1, ""), done.stdout
     assert done.stderr == (
         "the suite, and its option --record, need hypothesis, which is not installed: "

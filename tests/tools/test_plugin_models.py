@@ -1,17 +1,16 @@
-"""pytest --model, --rng, --as-cuda: devices that are a GPU by name; suites with their own."""
+"""pytest --device-model, --device-rng, --as-cuda: devices of a GPU model, as CUDA devices."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
 from simgpu._cli.info import description
-from simgpu._config.options import OPTIONS
 from simgpu._pytest import as_cuda
-from simgpu._pytest.options import SHORT, add_options, pytest_sessionstart
+from simgpu._pytest.options import add_options
 
 SUITE = """
 import pytest
@@ -35,11 +34,10 @@ NO_CACHE = ("-p", "no:cacheprovider", "--device-count", "2")
 @pytest.mark.parametrize(
     "options",
     [
-        ("--model", "a100,t4", "--rng", "host", "--as-cuda"),
-        ("--model=a100,t4", "--rng=host"),
+        ("--device-model", "a100,t4", "--device-rng", "host", "--as-cuda"),
         ("--device-model=A100,Tesla T4", "--device-rng", "host"),
     ],
-    ids=["cuda", "short", "long"],
+    ids=["cuda", "own name"],
 )
 def test_each_device_is_its_model(pytester, options):
     pytester.makepyfile(SUITE)
@@ -60,65 +58,10 @@ def test_variables_hold_when_no_option_is_given(pytester, monkeypatch, how):
     result.assert_outcomes(passed=3)
     line = "*devices: 2 simulated GPUs of 1GiB, 2GiB, model NVIDIA A100*, Tesla T4, rng host (sim*"
     result.stdout.fnmatch_lines(line)
-    result = pytester.runpytest_inprocess(*NO_CACHE, *how, "--model", "l4", "-k", "generator")
+    result = pytester.runpytest_inprocess(
+        *NO_CACHE, *how, "--device-model", "l4", "-k", "generator"
+    )
     result.stdout.fnmatch_lines("*of 1GiB, 2GiB, model NVIDIA L4, rng host (sim*")
-
-
-@pytest.mark.full
-def test_suite_keeps_its_own_option(pytester):
-    pytester.makeconftest(
-        "def pytest_addoption(parser):\n"
-        "    for name in ('--model', '--rng'): parser.addoption(name, default='theirs')"
-    )
-    pytester.makepyfile(
-        "def test_it(request, devices):\n"
-        "    assert (request.config.option.model, request.config.option.rng) == ('bert', 'host')"
-    )
-    own = ("--model", "bert", "--rng", "host")
-    pytester.runpytest_inprocess(*NO_CACHE, *own).assert_outcomes(passed=1)
-    result = pytester.runpytest_subprocess(*NO_CACHE, *own, "--as-cuda")
-    result.stderr.fnmatch_lines(["*--rng is an option of this suite: say --device-rng*"])
-
-
-THEIRS = {
-    "text": {},
-    "choices": {"choices": ["bert", "gpt"]},
-    "number": {"type": int},
-    "flag": {"action": "store_true"},
-    "needed": {"required": True},
-}
-SAID = {"choices": "=gpt", "number": "=3", "flag": ""}
-
-
-@given(
-    theirs=st.dictionaries(
-        st.sampled_from(["--model", "--rng", "--model-size", "--other"]),
-        st.sampled_from(sorted(THEIRS)),
-    ),
-    late=st.sets(st.sampled_from(["--model", "--rng"])),
-)
-@example(theirs={"--other": "needed"}, late=set())
-@example(theirs={"--model": "choices"}, late=set())
-def test_options_of_a_suite_stay_its_own(theirs, late):
-    """And ours is there where a suite has none of that name, whatever else it has.
-
-    Until the command line is read: then conftests that are found late may add theirs.
-    """
-    parser = pytest.Parser(_ispytest=True)
-    for name, kind in theirs.items():
-        parser.addoption(name, dest=f"their_{name[2:]}", **THEIRS[kind])
-    said = [f"{name}{SAID.get(kind, '=x')}" for name, kind in theirs.items()]
-    config = SimpleNamespace(stash=pytest.Stash())
-    for short in SHORT:
-        short.add_where_free(config, parser, said)
-    free = [short for short in SHORT if short.name not in theirs]
-    ours = [f"{short.name}={OPTIONS[short.argument].short}" for short in free]
-    reported = vars(parser.parse([*said, *ours]))
-    found = {name for name in reported if name.startswith("simgpu_")}
-    assert found == {f"simgpu_{short.argument}" for short in free}
-    pytest_sessionstart(SimpleNamespace(config=config))
-    for name in late.difference(theirs):
-        parser.addoption(name, dest=f"late_{name[2:]}", default="theirs")
 
 
 def enabled(count, **arguments):
@@ -311,4 +254,4 @@ def test_contradicting_options_are_refused(monkeypatch, words, error):
     namespace = parser.parse(["--as-cuda", "--devices", "simgpu", *words])
     config = SimpleNamespace(known_args_namespace=namespace, add_cleanup=lambda call: None)
     with pytest.raises(pytest.UsageError, match=error):
-        as_cuda.pytest_load_initial_conftests(config, [])
+        as_cuda.pytest_load_initial_conftests(config)
