@@ -97,8 +97,8 @@ def test_asked_for(world_asked_for):
 
 def test_ranks_have_the_devices_of_the_options(pytester):
     pytester.makepyfile(RANKS)
-    options = ("--device-model=A100", "--device-memory=1GiB", "--device-rng=host", "--device-count=4")
-    seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
+    options = ["--device-model=A100", "--device-memory=1GiB", "--device-rng=host"]
+    seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--device-count=4", *options)
     seen.assert_outcomes(passed=2, skipped=1)
     seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
 
