@@ -3,8 +3,8 @@
 For C++ it is a CPU generator whose device is overwritten with "simgpu:1"
 (`simgpu._native.layouts`), so that CPU operators refuse it with PyTorch's own error. The device's
 kernels draw from its `host`: a stream of CUDA's numbers (`simgpu._random.generator_state`), or with
-`rng="host"` another CPU generator. `torch.Generator` returns it (`torch_patches.generators`); the
-generators that devices draw from by default are in `simgpu._core.device_generator`.
+`rng="host"` another CPU generator. The generators that devices draw from by default are in
+`simgpu._core.device_generator`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _rebuilt(device: str, state: torch.Tensor) -> DeviceGenerator:
 
 
 def make(device: torch.device) -> DeviceGenerator:
-    """A generator of `device`, which nothing has to be there for: it may have no index."""
+    """Make a generator of `device`, which may have no index and need not exist yet."""
     captures.check_not_capturing("Cannot construct a new CUDAGeneratorImpl")
     return DeviceGenerator(device)
 
@@ -180,7 +180,7 @@ def make(device: torch.device) -> DeviceGenerator:
 def default_generators() -> tuple[DefaultGenerator, ...]:
     """The generators that the devices draw from by default, by index.
 
-    Also in a forked child that may not have the devices, where they still say where they are.
+    In a forked child, which may not use the devices, they only report their device.
     """
     here = world.current_world()
     return () if here is None else tuple(map(DefaultGenerator, here.devices))

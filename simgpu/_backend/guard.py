@@ -89,7 +89,7 @@ def device_type(_: object) -> Any:
     """`type_` of the guard: the device type that it is for.
 
     The engine asks this while it unwinds from an error, too. No Python function may be called with
-    an error pending, so the error is taken out of the interpreter and kept in `put_aside`.
+    an error pending, so the error is taken out of the interpreter and kept in `deferred_errors`.
     """
     try:
         raise_pending_error()

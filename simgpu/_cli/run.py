@@ -1,4 +1,4 @@
-"""`simgpu run`: its arguments."""
+"""`simgpu run`: reads and checks its arguments, and starts the program."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def run_path(path: str) -> None:
 
 
 def _module_spec(name: str) -> machinery.ModuleSpec | str:
-    """What runs as a module: its own spec, or that of a package's `__main__`; or why nothing does.
+    """The spec of what `-m name` runs: a module, or a package's `__main__`; else the error's text.
 
     Imports the packages around it, as `python -m` does.
     """

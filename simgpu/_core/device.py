@@ -152,7 +152,7 @@ class Device:
         self._give_back: Callable[[int], None] = self._count_later
         self._recorder: Callable[[int], None] | None = None  # see `call_at_free`
         self.background_stream: torch.Stream | None = None
-        # By number of a stream, the moment until which it sleeps (`sleeping.sleep`): work itself
+        # By number of a stream, the moment until which it sleeps (`streams.sleep`): work itself
         # is done as soon as it is asked for.
         self.busy_until: dict[int, float] = {}
         self.generator = make_generator(rng, index)

@@ -163,9 +163,10 @@ class Instrument:
         """
 
     def freed(self, device: torch.device, block: Any) -> None:
-        """`block` has been given back: seen when the ledger is next asked or written.
+        """`block` has been freed. Called when the ledger is next read or written, not at the free.
 
-        It is a bare token (`simgpu._core.allocator_model`) where no instrument saw it allocated.
+        `block` is an int (a token of `simgpu._core.allocator_model`) if no instrument saw the
+        allocation.
         """
 
     def stream_waits(self, stream: torch.Stream | None, awaited: Awaited) -> None:
@@ -284,10 +285,10 @@ def renew_lock() -> None:
     _lock = threading.Lock()
 
 
-# `Executor`: who runs what is launched, where that is not `launch` itself, at once.
+# `Executor`: runs what is launched, if not `launch` itself at once.
 #
-# An executor is an instrument: it is in force from `instruments.add` to `instruments.remove`. While
-# none is, nothing is paid for the question. Of several the last one runs it all.
+# An executor is an instrument: it is in force from `hooks.add` to `hooks.remove`, and costs nothing
+# while there is none. Of several, only the last one runs the work.
 
 # Runs the kernel of a launch on these arguments, and shows instruments what it has computed.
 Compute = Callable[[Launch, Sequence[Any], Mapping[str, Any]], Any]

@@ -1,9 +1,9 @@
 """What PyTorch says of an operator: schema, tags, meta kernel, modes, and the words of its errors.
 
 A schema marks what an operator writes to, but for running statistics: those of batch norms are
-written where a call trains, whether they are marked or not. Tags say where a GPU makes the host
-wait, but not of indexing, which does so for masks, of which the host has to know how much is true,
-and not of checks.
+written where a call trains, whether they are marked or not. PyTorch's tags say which operators make
+the host wait for a GPU. Two kinds without a tag wait too: indexing by a mask, since the host needs
+the number of true elements, and checks.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def waits_for_values(
     return checks or not _WAITS.isdisjoint(op.tags)
 
 
-# What errors of PyTorch are recognised by where they have no type of their own: their words.
+# PyTorch's errors that have no type of their own are recognised by their words.
 #
-# `tests/simulator/operators/test_error_words.py` makes PyTorch raise each of them.
+# `tests/simulator/operators/test_rows.py` makes PyTorch raise each of them.
 
 
 def wants_to_resize(error: BaseException) -> bool:

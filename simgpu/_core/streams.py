@@ -420,11 +420,10 @@ def _is_over(event: Event) -> bool:
 #
 # Where a gradient passes from one stream to another, the engine records an event on the first,
 # makes the second wait for it, and reports to the allocator that the second uses the memory. It
-# does so in C++
-# and calls our device guard, which writes each of these calls into a log of the calling thread
-# (`simgpu._native.guard_code`). `report` reads that log and calls the instruments: before the next
-# kernel of the thread, and after the backward pass. While no instrument overrides one of these
-# methods and no clock follows the devices, there is no log.
+# does so in C++ and calls our device guard, which writes each of these calls into a log of the
+# calling thread (`simgpu._native.guard_code`). `_Log.report` reads that log and calls the
+# instruments: before the next kernel of the thread, and after the backward pass. While no
+# instrument overrides one of these methods and no clock follows the devices, there is no log.
 
 _ROOM = 4096  # entries between two kernels
 

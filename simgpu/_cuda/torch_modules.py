@@ -1,6 +1,6 @@
-"""`as_cuda` outside torch.cuda: autocast, cudart, storages, streams.
+"""Replaced names under `as_cuda` that are not in torch.cuda: autocast, cudart, storages, streams.
 
-None of it changes a result. Settings are kept and returned.
+None of them changes a result: settings are kept and returned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of a call before its data move: all ranks ask the same, and none gives NaN.
+"""Checks of a collective before its data move: all ranks make the same call, and none sends NaN.
 
 Where the ranks of a group ask different things of it, NCCL hangs, adds what does not belong
 together, or ends the process; gloo aborts. Here each rank sees what all others ask before any data

@@ -5,6 +5,10 @@ relabel         gives a tensor's memory another device, by DLPack
 layouts         words of storages, generators and tensors
 vtables         virtual functions of C++ objects
 guard_code      methods of the device guard in machine code
+dispatch_tables the CPU's kernels for a device's tensors, without Python in between
+accelerator_choice
+                CUDA or simgpu as the accelerator of a thread, on a build with CUDA
+default_type    the default tensor type
 python_objects  reference counts and slots of CPython objects
 status          which of these work in this process
 

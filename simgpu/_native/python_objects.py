@@ -189,6 +189,6 @@ def replace_new(kind: type, wrap: Callable[[Any], Any]) -> Callable[[], None] | 
 
 
 def can_change_slots() -> bool:
-    """Whether the texts of built-in errors can be replaced by this interpreter, or are by now."""
+    """Whether this interpreter allows other texts of built-in errors, or already has them."""
     slots = (_slot(RuntimeError, STR, known) for known in (_stock_slot, _slot_of_python))
     return any(slots) and _attributes(RuntimeError) is not None

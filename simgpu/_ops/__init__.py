@@ -9,6 +9,9 @@ attention, copies, elementwise, fourier, images, indexing, linalg, losses, norms
 products, random, reductions, rnn, sparse_and_nested
                 the families: rows, checks, and kernels written by hand; kernels that change
                 storages are in `simgpu._memory`
+attention_kernels
+                CUDA's fused kernels of attention, computed on the host
+program_kernels operators for which a program has registered kernels
 autocast        what torch.autocast casts
 
 docs/architecture.md, "A kernel for a new operator", says where a new one goes.

@@ -1,8 +1,8 @@
 """One call of an operator: its schema, its arguments on the host, and errors for wrong devices.
 
-On the way the one device of all tensors is found, and tensors that share memory with one that is
-written to keep sharing it. Where the tensors are on several devices, the rules of CUDA below
-decide.
+The arguments are read once: that finds the device that all tensors are on, and gives tensors that
+share memory host aliases that share it too. Where the tensors are on several devices, the rules of
+CUDA below decide.
 """
 
 from __future__ import annotations
@@ -467,7 +467,7 @@ class Arguments:
     def _aliases(
         self, values: Iterable[Any], alias: Callable[[Tensor], Tensor]
     ) -> tuple[int, bool, list[Any]]:
-        """Device of the tensors, whether any is elsewhere, and the values with host aliases."""
+        """The device index, whether devices differ, and the values with host aliases of tensors."""
         index, mixed = -1, False
         aliases: list[Any] = []
         for value in values:

@@ -136,12 +136,12 @@ def _like_cufft(
 
 
 def _after(order: list[int], plan: list[int]) -> list[int]:
-    """Dimensions from the outermost; a plan of cuFFT has those that it transforms innermost."""
+    """The order of dimensions after a plan of cuFFT: those that it transforms come last."""
     return [each for each in order if each not in plan] + plan
 
 
 def _plans(order: list[int], dims: Sequence[int]) -> list[list[int]]:
-    """The plans of cuFFT that transform complex numbers, each of the innermost dimensions left."""
+    """Split the dimensions into cuFFT's plans for complex numbers, the innermost ones first."""
     plans, left = [], set(dims)
     while left:
         plans.append([each for each in order if each in left][-_MOST_DIMS:])

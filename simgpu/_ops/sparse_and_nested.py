@@ -172,8 +172,8 @@ KEYS: dict[Layout, torch._C.DispatchKeySet] = {
 
 # What sums and products of sparse tensors ask for where their tensors are on several devices.
 #
-# The kernels of all other operators compare devices in front (`mixed_devices`). These look at their
-# arguments themselves, one after the other, each in words of its own
+# The kernels of all other operators compare devices first (`device_of_mixed_tensors`). These look
+# at their arguments themselves, one after the other, each in words of its own
 # (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu and SparseCsrTensorMath.cu,
 # aten/src/ATen/native/sparse/SparseTensorMath.cpp). Two GPUs are named as everywhere: the kernels
 # only say that a check has failed.

@@ -1,4 +1,4 @@
-"""Tests that run in other ways: `--faults oom`, `--schedules`, `--races`, `--async`."""
+"""Options that run a test again or under an instrument: --faults, --schedules, --races, --async."""
 
 from __future__ import annotations
 

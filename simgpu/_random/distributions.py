@@ -348,12 +348,12 @@ class Remainder(_Lanes):
 
 
 def any_of(dtype: torch.dtype) -> Remainder:
-    """`random_()`: every number of an integer dtype from 0 on, or all that a float counts to."""
+    """`random_()`: from 0 to the largest integer, or the largest up to which floats are exact."""
     return Remainder(_last(dtype) + 1, 0, dtype in (torch.float64, torch.int64))
 
 
 def _last(dtype: torch.dtype) -> int:
-    """The last number of an integer dtype, or that a float counts to."""
+    """The largest integer of a dtype, or the largest up to which its floats are exact."""
     if dtype in DIGITS:
         return int(2 ** DIGITS[dtype])
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max

@@ -186,8 +186,8 @@ class RankScheduler:
         if calling_task() is None and type(threading.current_thread()) is not _MADE_BY_CPP:
             raise RuntimeError(
                 f"{what}: {threading.current_thread().name} is a thread that a rank has started, "
-                "and the ranks take turns as whole. Call it in the rank's own thread, or have the "
-                "threads of ranks take turns, too: simgpu.ranks(n, fn, schedule=seed)"
+                "and a rank takes its turns in its own thread. Call it there, or have the threads "
+                "of ranks take turns, too: simgpu.ranks(n, fn, schedule=seed)"
             )
 
     def check(self) -> None:

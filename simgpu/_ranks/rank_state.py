@@ -126,7 +126,7 @@ def _empty(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A piece of state: how it is read and written, and what a rank makes of it at first."""
+    """A piece of state: how it is read and written, and its first value in a rank."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]

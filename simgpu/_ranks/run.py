@@ -94,7 +94,7 @@ def ranks(
     if world.this_rank() is not None:
         raise RuntimeError(f"rank {world.rank_number()} of a world cannot start another world")
     with contextlib.ExitStack() as ends:
-        ends.enter_context(_one_at_a_time)  # worlds of several threads, with their devices
+        ends.enter_context(_one_at_a_time)  # worlds that threads start run one after the other
         if not world.device_count():
             fresh = block.as_cuda(count, memory=memory, model=model, rng=rng or RNGS[0])
             ends.enter_context(fresh)

@@ -1,7 +1,7 @@
 """Which line of the program asked for something, and what every thread is running.
 
-Nor is it that of a wrapper around a function of torch: `typing_extensions.deprecated`, a context
-manager of `contextlib`.
+The line is one of the user's files. Frames of torch, Triton and simgpu do not count, nor those of
+wrappers around torch's functions: `typing_extensions.deprecated`, context managers of `contextlib`.
 """
 
 from __future__ import annotations

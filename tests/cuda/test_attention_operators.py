@@ -143,7 +143,7 @@ def test_the_operator_is_that_of_the_rule_and_computes_attention(case, model):
 
 
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
-def test_counters_of_operations_know_the_operator(backend):
+def test_flop_counters_see_the_fused_operator(backend):
     with simgpu.as_cuda(1, model="H100"), sdpa_kernel(backend):
         query = torch.ones(1, 2, 16, 8, device="cuda", dtype=HALF, requires_grad=True)
         with FlopCounterMode(display=False) as counter:

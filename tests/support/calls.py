@@ -1,6 +1,6 @@
-"""Calls that are described before it is known on which device they are made."""
+"""Describe a call now and choose its device later."""
 
 
 def per_device(function):
-    """Let `function(*arguments)` return what calls `function(device, *arguments)` for a device."""
+    """Make `function(*arguments)` return a function of a device, which calls `function` on it."""
     return lambda *arguments, **named: lambda device: function(device, *arguments, **named)

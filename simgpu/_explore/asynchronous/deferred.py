@@ -1,4 +1,4 @@
-"""`Deferred`: one launch that is queued: what it returns now, and what it does later."""
+"""`DeferredLaunch`: one queued launch: what it returns now, and what it does later."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from simgpu._core.operators import (
 from simgpu._core.unwritten import unwritten_value
 from simgpu._memory.ownership import with_bits
 
-# `Form`: what distinguishes tensors at one address: shape, strides, dtype and signs.
+# `TensorSignature`: what distinguishes tensors at one address: shape, strides, dtype and signs.
 #
-# Equal forms are one object, so that they are compared and looked up as fast as any object.
+# Equal signatures are one object, so they are compared and looked up by identity.
 
 _MOST = 4096
 _forms: dict[tuple[object, ...], TensorSignature] = {}

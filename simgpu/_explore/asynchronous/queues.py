@@ -51,7 +51,7 @@ def _settings() -> _Settings:
 
 
 class LaunchState:
-    """The state of a thread that launches something; equal states are one object (`current`)."""
+    """The state of a thread that launches something; equal states are one object."""
 
     __slots__ = ("_excluded", "_included", "_settings")
 

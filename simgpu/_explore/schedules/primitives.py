@@ -550,7 +550,7 @@ def _locks_of(name: str, module: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _places_in(thing: Any, seen: set[int], depth: int) -> Iterator[_Place]:
-    """All places that a function or object leads to, each with what is in it by now."""
+    """Yield the variables, items and attributes below `thing` that may hold a lock."""
     if depth == 0 or id(thing) in seen:
         return
     seen.add(id(thing))

@@ -63,7 +63,7 @@ PATIENT = 10.0  # seconds from which a time-out is for emergencies: it comes if 
 MAX_IDLE = 100_000  # steps without device work, or a thread that begins or ends: a livelock
 MAX_STEPS = 10_000_000
 PATIENCE = 5.0  # real seconds for a thread to end
-_STUBBORN = 100  # times that a thread may catch Ended and go on
+_STUBBORN = 100  # times that a thread may catch ThreadEnded and go on
 _LOOK_EVERY = 0.2  # real seconds
 _REST = 0.002  # real seconds between looks at what may come from outside
 _LOOKS = 10  # times that nothing is there that may help: a thread that begins is not seen at once
@@ -420,7 +420,7 @@ class Scheduler:
                 task.resume()
 
     def _end_here(self, me: Task) -> None:
-        """Raise Ended in a thread that the schedule is over for."""
+        """Raise ThreadEnded in a thread whose schedule is over."""
         if me.number == 0:
             raise self.failed or ThreadEnded
         me.ended_by += 1

@@ -218,7 +218,7 @@ def test_late_errors_of_a_queue_raise_in_the_receiver(simulated, name):
     assert sent.get(timeout=60) == "the queue goes on"
 
 
-def test_a_queue_that_listens_to_errors_hears_them(simulated):
+def test_a_queue_with_an_error_callback_gets_the_error(simulated):
     """As that of concurrent.futures, which ends the task with the error."""
     heard = queue.SimpleQueue()
 
