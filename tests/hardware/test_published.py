@@ -143,14 +143,6 @@ def test_malformed_recording_is_refused(tmp_path, change):
     if "what" in recording:
         with pytest.raises(RecordingError, match=r"odd\.json is no published recording: "):
             compare(path)
-    for text in ("{", "[" * 100_000):
-        path.write_text(text)
-        with pytest.raises(RecordingError, match="not JSON, or cut short"):
-            compare(path)
-    for text in ("5", "[{}]", "null"):
-        path.write_text(text)
-        with pytest.raises(RecordingError, match="is no published recording: it must be an object"):
-            published.load(path)
 
 
 @pytest.mark.parametrize("change", [{"devices": 0}, {"model": "A101"}, {"model": 5}])

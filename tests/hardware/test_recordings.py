@@ -4,7 +4,6 @@ Every JSON file in `tests/recordings/` is replayed; `tests/support/recording.py`
 and how it is compared. `pytest --record FILE` makes one.
 """
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from tests.support.corpus import KEYS, corpus
 from tests.support.observe import Case, observe
 from tests.support.recording import (
     FOLDER,
-    RecordingError,
     described,
     devices_for,
     differences,
@@ -135,37 +133,6 @@ def test_floats_are_kept_to_the_bit(number):
     again = float.fromhex(encoded(number))
     assert again.hex() == number.hex()
     assert encoded([number, (1, number)]) == [encoded(number), [1, encoded(number)]]
-
-
-ENTRY = {"case": {"op": "scatter", "slots": [0], "shape": [1]}, "seen": {"sizes": [1]}}
-
-
-@pytest.mark.parametrize(
-    ("recording", "says"),
-    [
-        ([], "must be an object"),
-        ({}, "'origin' must be a dict"),
-        ({"origin": {}, "unordered": 3, "cases": []}, "'unordered' must be a list"),
-        ({"origin": {}, "unordered": []}, "'cases' must be a list"),
-        ({"origin": {}, "unordered": [], "cases": []}, "no cases"),
-        ({"cases": [{"case": ENTRY["case"]}]}, "case 0 is incomplete"),
-        ({"cases": [ENTRY, {**ENTRY, "seen": {}}]}, "case 1 .*nothing was seen"),
-        ({"cases": [{**ENTRY, "case": {**ENTRY["case"], "op": "dance"}}]}, "op 'dance'"),
-        ({"cases": [{**ENTRY, "case": {**ENTRY["case"], "mood": 1}}]}, "mood"),
-        ({"cases": [{**ENTRY, "known": {"views": "why"}}]}, "known is not about seen"),
-    ],
-)
-def test_malformed_recording_error_names_the_mistake(tmp_path, recording, says):
-    path = tmp_path / "odd.json"
-    if isinstance(recording, dict) and set(recording) == {"cases"}:
-        recording = {"origin": {}, "unordered": [], **recording}
-    text = json.dumps(recording)
-    path.write_text(text)
-    with pytest.raises(RecordingError, match=rf"odd\.json is no recording: .*{says}"):
-        load(path)
-    path.write_text(text[: len(text) // 2])
-    with pytest.raises(RecordingError, match=r"odd\.json is no recording: not JSON, or cut short"):
-        load(path)
 
 
 @pytest.mark.full

@@ -123,7 +123,7 @@ def main(paths):
     """Print the report on some files; returns 1 where something differs without a reason."""
     try:
         rows = [compare(path) for path in paths]
-    except (OSError, RecordingError) as error:
+    except (OSError, ValueError, RecordingError) as error:
         sys.exit(f"python -m tests.support.comparison: {error}")
     print(f"simulated against hardware\n\n{table(rows)}", end="")
     for row in rows:

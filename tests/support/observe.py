@@ -320,4 +320,3 @@ _OPS = {
     "buckets": _buckets,
     "bad_call": _bad_call,
 }
-OPS = tuple(_OPS)

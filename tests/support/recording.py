@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from tests.support.corpus import KEYS, corpus
-from tests.support.observe import OPS, OURS, TORCH, Case, chosen, observe, parts_of
+from tests.support.observe import OURS, TORCH, Case, chosen, observe, parts_of
 
 FOLDER = Path(__file__).parents[1] / "recordings"
 
@@ -32,7 +32,7 @@ _SPARE = re.compile(r"(\.0+|(?<=[1-9a-f])0+)(?=p)")
 
 
 class RecordingError(Exception):
-    """A file is no whole recording; the text says which, where and why."""
+    """A file is no recording; the text says which and why."""
 
 
 def encoded(seen):
@@ -61,33 +61,11 @@ def case_of(plain):
 
 
 def load(path):
-    """Return the recording in `path`; raises RecordingError for anything but a whole one."""
-
-    def wrong(why):
-        return RecordingError(f"{path.name} is no recording: {why}")
-
-    try:
-        recording = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise wrong(f"not JSON, or cut short ({error})") from error
-    if not isinstance(recording, dict):
-        raise wrong("it must be an object with origin, unordered and cases")
-    for key, kind in (("origin", dict), ("unordered", list), ("cases", list)):
-        if not isinstance(recording.get(key), kind):
-            raise wrong(f"{key!r} must be a {kind.__name__}, and is {recording.get(key)!r}")
-    if not recording["cases"]:
-        raise wrong("it has no cases")
-    for place, entry in enumerate(recording["cases"]):
-        try:
-            case = case_of(entry["case"])
-            if not entry["seen"]:
-                raise ValueError("nothing was seen")
-            if not set(entry.get("known", {})) <= set(entry["seen"]):
-                raise ValueError("known is not about seen")
-        except (KeyError, TypeError, ValueError) as error:
-            raise wrong(f"case {place} is incomplete or unknown: {error!r}") from error
-        if case.op not in OPS:
-            raise wrong(f"case {place} has op {case.op!r}, and there are {', '.join(OPS)}")
+    """Return the recording in `path`; raises RecordingError for a file of another kind."""
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    lacks = {"origin", "unordered", "cases"}.difference(recording)
+    if lacks or not recording["cases"]:
+        raise RecordingError(f"{path.name} is no recording: it lacks {sorted(lacks) or 'cases'}")
     return recording
 
 
