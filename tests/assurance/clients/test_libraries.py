@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.assurance.clients.support import needs, why_not
 
+# Starts ranks, whose number comes behind; the output of rank 0 is read.
+RANKS = ["torch.distributed.run", "--standalone", "--local-ranks-filter", "0", "--nproc-per-node"]
 FOUR_OR_TWO = pytest.mark.parametrize(("count", "ours"), [(4, True), (2, False)])
 
 
@@ -40,6 +42,7 @@ def test_geometric_gives_each_gpu_a_share_of_the_graphs(client, on_one_gpu, coun
     assert sum(seen["graphs"].values()) == 6 * 32
     assert sorted(seen["graphs"]) == [f"cuda:{index}" for index in range(count)]
     assert seen["scores_on"] == "cuda:0"
+    torch.testing.assert_close(seen["by_matrix"], [seen["by_edges"]] * 2)
 
 
 @FOUR_OR_TWO
@@ -129,9 +132,7 @@ def test_transformers_trainer_wraps_a_model_by_itself(client, on_one_gpu, count,
 
 def test_transformers_trainer_learns_on_ranks(client, on_one_gpu):
     single = on_one_gpu("transformers_trainer", BATCH, "float64")
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", 4]
-    launcher += ["--local-ranks-filter", "0"]  # whose output is read
-    seen = client("transformers_trainer", 4, BATCH // 4, "float64", launcher=launcher)
+    seen = client("transformers_trainer", 4, BATCH // 4, "float64", launcher=[*RANKS, 4])
     # The Trainer logs losses of ranks in float32.
     check_learned_alike(seen, single, rtol=2**-22, atol=0)
     assert seen["wrapper"] == "torch.nn.parallel.distributed"
@@ -205,6 +206,50 @@ def test_accelerate_launch_trains_on_four_ranks_as_on_one(client):
     assert seen["wrapper"] == "torch.nn.parallel.distributed"
     assert seen["restored"]
     torch.testing.assert_close(seen["losses"], single["losses"])
+
+
+OWN = "own_trainers"
+
+
+def test_deepspeed_learns_alike_at_each_stage_of_zero(client):
+    needs("deepspeed")
+    single, seen = (client(OWN, n, "deepspeed", launcher=[*RANKS, n]) for n in (1, 2))
+    assert seen["devices"] == [["cuda:0", "cuda:1"]] * 4
+    losses, wanted = torch.tensor(seen["losses"]), torch.tensor(single["losses"][:1])
+    assert (losses[:, -1] < losses[:, 0] / 2).all()
+    torch.testing.assert_close(losses, wanted.expand(4, -1))
+
+
+def test_ray_gives_each_worker_a_gpu(client):
+    needs("ray", "pyarrow", "pydantic")  # ray[train]
+    seen, single = (client(OWN, n, "ray", summary=False) for n in (2, 1))
+    assert sorted(seen["seen"]) == ["0", "1"]  # CUDA_VISIBLE_DEVICES of tasks
+    assert seen["devices"] == ["cuda:0", "cuda:1"]
+    torch.testing.assert_close(*(torch.tensor(each["losses"]) for each in (seen, single)))
+
+
+def test_keras_learns_on_a_gpu_as_on_the_cpu(client):
+    needs("keras")
+    seen, single = client(OWN, 1, "keras"), client(OWN, 1, "keras", KERAS_TORCH_DEVICE="cpu")
+    assert (seen["devices"], single["devices"], seen["same"]) == (["cuda:0"], ["cpu"], True)
+    torch.testing.assert_close(*(torch.tensor(each["losses"]) for each in (seen, single)))
+
+
+def test_agents_of_stable_baselines_learn_and_are_reloaded(client):
+    needs("stable_baselines3")
+    seen = client(OWN, 2, "stable_baselines3")
+    assert seen == {
+        "devices": ["cuda:0"] * 3,
+        "learned": True,
+        "same": True,
+        "batch": seen["batch"],
+    }
+
+
+def test_yolo_learns_on_two_gpus(client):
+    needs("ultralytics", "torchvision", "cloudpickle")
+    seen = client(OWN, 2, "ultralytics", summary=False)
+    assert seen["devices"] == ["cuda:0", "cuda:1", "cuda:1"]  # of the ranks, of what it predicts
 
 
 @settings(max_examples=6)  # each imports in a process of its own

@@ -1,4 +1,4 @@
-"""PyTorch Geometric's DataParallel, which gives each GPU a share of a list of graphs."""
+"""PyTorch Geometric's DataParallel for lists of graphs, and layers on a sparse adjacency matrix."""
 
 import json
 
@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataListLoader
-from torch_geometric.nn import DataParallel, GCNConv, global_mean_pool
+from torch_geometric.nn import DataParallel, GCNConv, GraphConv, SAGEConv, global_mean_pool
+from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
@@ -48,7 +49,25 @@ for _ in range(6):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+
+
+def learned_from(edges, device):
+    """What layers make of a graph's edges, or of its adjacency matrix; the nodes' gradient."""
+    torch.manual_seed(0)
+    layers = [SAGEConv(4, 8).to(device), GraphConv(8, 2).to(device)]
+    x = graphs[0].x.detach().to(device).requires_grad_()
+    out = layers[1](layers[0](x, edges).relu(), edges)
+    out.square().sum().backward()
+    return out.tolist(), x.grad.tolist()
+
+
+edges = graphs[0].edge_index.unique(dim=1)
+matrices = [
+    make(edges, size=graphs[0].num_nodes) for make in (to_torch_coo_tensor, to_torch_csr_tensor)
+]
 report = {
+    "by_edges": learned_from(edges, "cpu"),
+    "by_matrix": [learned_from(each.cuda().t(), "cuda") for each in matrices],
     "of": [base.__module__ for base in DataParallel.__mro__ if base.__name__ == "DataParallel"],
     "losses": losses,
     "graphs": graphs_on,
