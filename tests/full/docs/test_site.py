@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.project import pictures
+from docs.site import pictures
 from tests.support.pages import PAGES, ROOT, run_page
 
 MODULES = (
@@ -69,7 +69,7 @@ def test_site_shows_no_machine(site):
 
 @pytest.mark.parametrize("name", pictures.DRAWN)
 def test_picture_shows_the_printed_text(name):
-    """Drawn by `python -m tests.project.pictures`."""
+    """Drawn by `python -m docs.site.pictures`."""
     assert (pictures.FOLDER / name).read_text("utf-8") == pictures.DRAWN[name]()
 
 

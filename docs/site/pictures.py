@@ -1,6 +1,6 @@
 """docs/images: the pictures of the pages, made of what the commands on those pages print.
 
-`python -m tests.project.pictures` writes all of them. The fuzz report needs Chromium, which takes
+`python -m docs.site.pictures` writes all of them. The fuzz report needs Chromium, which takes
 its picture; without one, that picture stays as it is. The timeline is drawn here from the file that
 `--trace` writes: Perfetto, which shows such files, is a web page.
 """
