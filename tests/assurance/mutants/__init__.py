@@ -10,7 +10,7 @@ score. A file of `--only` that is in no package is judged by the tests of core.
 
 `operators` says what is changed, `mutants` finds the lines, `covering` the tests that run each;
 `server` is a process that forks a `child` for each mutant, with the mistake put in by `planting`;
-`results` keeps and reports.
+`results` has the scores.
 
 - A mutant is tried by the tests that run its line, until one fails: first the quickest of each way
   through its function, and as many as `--budget` seconds of CPU time allow. The report says how
@@ -24,10 +24,8 @@ score. A file of `--only` that is in no package is judged by the tests of core.
   they wait for each other. Both count as killed, as does the end of the process.
 - A test that kills has to pass without the mutant, as the first of its process: otherwise it is
   left out.
-- The folder `.mutation/` keeps what was measured and found, so that a run that was stopped goes on.
-  A kill counts until the file or the test file changes, and a survivor is tried again only by tests
-  that it has not survived: `--survivors --budget 30` tries survivors only, and `--afresh` forgets
-  everything. MUTATE_EXAMPLES=6 in the environment gives each property that many examples.
+- The folder `.mutation/` keeps which lines each test runs, until a file changes.
+  MUTATE_EXAMPLES=6 in the environment gives each property that many examples.
 - `--sample N --seed S` are the same mutants each time, as long as the files stay the same.
 
 The changes are made with LibCST, and not by cosmic-ray or mutmut. The first starts a command for

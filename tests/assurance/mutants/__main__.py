@@ -19,7 +19,7 @@ from tests.assurance.mutants import covering
 from tests.assurance.mutants.child import Verdict
 from tests.assurance.mutants.mutants import Mutant, chosen
 from tests.assurance.mutants.packages import PACKAGES, Package, package_of
-from tests.assurance.mutants.results import Kept, Result, report
+from tests.assurance.mutants.results import Result, report
 from tests.assurance.mutants.servers import Servers
 
 T = TypeVar("T")
@@ -29,8 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.assurance.mutants",
         description="Make small mistakes in a package, one at a time, and see whether a test "
-        "notices. Survivors are printed; what has been tried is kept in .mutation/, so that a run "
-        "that was stopped goes on.",
+        "notices. Survivors are printed.",
     )
     add = parser.add_argument
     add("--package", choices=PACKAGES, help="default: the one of --only, or else dataparallel")
@@ -49,8 +48,6 @@ def _parser() -> argparse.ArgumentParser:
         help="of tests for one mutant, by what they cost without it (default 60)",
     )
     add("--minutes", type=float, metavar="M", help="begin no mutant later than this")
-    add("--survivors", action="store_true", help="only those that earlier runs have left alive")
-    add("--afresh", action="store_true", help="forget what earlier runs found out")
     return parser
 
 
@@ -67,13 +64,12 @@ def _progress(pool: ThreadPoolExecutor, todo: Iterable[functools.partial[T]], wh
 
 
 class Campaign:
-    """One run: its servers, what the tests cover, and what earlier runs found out."""
+    """One run: its servers, and what the tests cover."""
 
     def __init__(self, package: Package, jobs: int, budget: float) -> None:
         self.package, self.budget = package, budget
         self.servers = Servers(package, jobs)
         self.map = covering.Map()
-        self.kept = Kept(f"{package.name}-{package.tier}")
         self.sound: dict[str, bool] = {}
         self.deadline = math.inf
 
@@ -105,12 +101,7 @@ class Campaign:
             return None
         tests, place = self.map.covering(mutant)
         some = self.map.within(tests, self.budget)
-        verdict = self.kept.find(mutant)
-        if verdict is None:
-            rest = self.kept.untried(mutant, some)
-            verdict = self._judge(mutant, rest) if rest else Verdict("survived")
-            if rest:
-                self.kept.add(mutant, verdict, rest)
+        verdict = self._judge(mutant, some) if some else Verdict("survived")
         return Result(mutant, verdict, len(tests), len(some), place)
 
     def _judge(self, mutant: Mutant, tests: list[str]) -> Verdict:
@@ -147,8 +138,6 @@ class Campaign:
 
 def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
-    if options.afresh:
-        covering.forget()
     package = PACKAGES[options.package] if options.package else package_of(options.only or ())
     package = package.judged_by(options.tier)
     if options.tests:
@@ -156,8 +145,6 @@ def main(arguments: Sequence[str]) -> None:
     folders = options.only or package.folders
     campaign = Campaign(package, options.jobs, options.budget)
     mutants = chosen(folders, options.sample, options.seed)
-    if options.survivors:
-        mutants = [mutant for mutant in mutants if campaign.kept.survived(mutant)]
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
             campaign.measure(pool)

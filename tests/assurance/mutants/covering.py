@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tests.assurance.mutants.mutants import ROOT, Mutant
@@ -145,10 +144,3 @@ def files_of_tests(tests: Iterable[str], at_most: int = 200) -> list[tuple[str, 
         for name, names in by_file.items()
         for start in range(0, len(names), at_most)
     ]
-
-
-def forget(path: Path = KEPT) -> None:
-    """Remove what earlier runs have kept."""
-    for file in path.rglob("*") if path.exists() else ():
-        if file.is_file():
-            file.unlink()

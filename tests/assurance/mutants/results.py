@@ -1,17 +1,12 @@
-"""What became of each mutant: kept between runs, and reported at the end as a score."""
+"""What became of each mutant, and the score of each folder."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tests.assurance.mutants.child import Verdict
-from tests.assurance.mutants.covering import KEPT, digest
 from tests.assurance.mutants.mutants import Mutant
 
 KILLED = ("killed", "timeout", "crashed")
@@ -33,71 +28,6 @@ class Result:
     @property
     def killed(self) -> bool:
         return self.verdict.status in KILLED
-
-
-class Kept:
-    """Results of earlier runs, by mutant and by what they depend on.
-
-    A kill holds until the file changes, or that of the test which killed. Tests that a mutant has
-    survived are not asked again until the one or the other changes: with more time, or with a new
-    test, only the others are.
-    """
-
-    def __init__(self, package: str) -> None:
-        self.path = KEPT / f"results-{package}.jsonl"
-        self.lock = threading.Lock()
-        self.known: dict[str, dict[str, Any]] = {}
-        if self.path.exists():
-            for line in self.path.read_text().splitlines():
-                entry = json.loads(line)
-                self.known[entry["mutant"]] = entry
-
-    def find(self, mutant: Mutant) -> Verdict | None:
-        """The verdict, if it is a kill that holds."""
-        entry = self._entry(mutant)
-        verdict = Verdict(**entry["verdict"]) if entry else Verdict("survived")
-        if verdict.status not in KILLED:
-            return None
-        try:
-            same = entry["test"] == _stamp(verdict.test)
-        except FileNotFoundError:  # the test that killed it is gone
-            return None
-        return verdict if same else None
-
-    def survived(self, mutant: Mutant) -> bool:
-        """Whether an earlier run has tried it, and no test has noticed."""
-        return bool(self._entry(mutant)) and self.find(mutant) is None
-
-    def untried(self, mutant: Mutant, tests: Sequence[str]) -> list[str]:
-        """Those of the tests that the mutant has not yet survived."""
-        survived = set(self._entry(mutant).get("survived", ()))
-        return [test for test in tests if _stamp(test) not in survived]
-
-    def _entry(self, mutant: Mutant) -> dict[str, Any]:
-        entry = self.known.get(mutant.identity, {})
-        return entry if entry.get("file") == digest(mutant.path) else {}
-
-    def add(self, mutant: Mutant, verdict: Verdict, tests: Sequence[str]) -> None:
-        """Keep what became of a mutant that these tests have tried."""
-        entry = {
-            "mutant": mutant.identity,
-            "file": digest(mutant.path),
-            "verdict": vars(verdict),
-        }
-        if verdict.status in KILLED:
-            entry["test"] = _stamp(verdict.test)
-        else:
-            before = self._entry(mutant).get("survived", ())
-            entry["survived"] = sorted({*before, *map(_stamp, tests)})
-        with self.lock, self.path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-def _stamp(test: str) -> str:
-    """A short name of a test as it is now; "" for none."""
-    if not test:
-        return ""
-    return hashlib.sha256(f"{test} {digest(test.split('::')[0])}".encode()).hexdigest()[:12]
 
 
 def report(results: Sequence[Result]) -> list[str]:

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.assurance.mutants import child, covering, mutants, packages, planting
-from tests.assurance.mutants.child import Verdict
-from tests.assurance.mutants.results import Kept
+from tests.assurance.mutants import child, mutants, packages, planting
 
 SOURCE = '''\
 """A documented number: 1 + 1."""
@@ -114,37 +112,6 @@ def test_a_mutant_reaches_functions_in_memory_and_modules_that_are_not(source):
         assert not planting.is_bypassed(source)
     finally:
         del sys.meta_path[0]
-
-
-def test_a_survivor_is_tried_by_other_tests_only(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.assurance.mutants.results.KEPT", tmp_path)
-    monkeypatch.setattr(covering, "ROOT", tmp_path)
-    survivor, killed, other, *_ = mutants.mutants_of(source)
-    for name in ("test_a.py", "test_b.py"):
-        (tmp_path / name).write_text("")
-    tests = ["test_a.py::one", "test_a.py::two", "test_b.py::three"]
-    try:
-        covering.digest.cache_clear()
-        kept = Kept("some")
-        assert kept.untried(survivor, tests) == tests
-        kept.add(survivor, Verdict("survived", 2), tests[:2])
-        kept.add(killed, Verdict("killed", 1, "test_a.py::two"), tests)
-        kept = Kept("some")
-        assert (kept.find(survivor), kept.untried(survivor, tests)) == (None, tests[2:])
-        assert [kept.survived(each) for each in (survivor, killed, other)] == [True, False, False]
-        assert kept.find(killed) == Verdict("killed", 1, "test_a.py::two")
-        kept.add(survivor, Verdict("survived", 1), tests[2:])
-        assert Kept("some").untried(survivor, tests) == []
-        (tmp_path / "test_a.py").write_text("changed = 1")
-        covering.digest.cache_clear()
-        kept = Kept("some")
-        assert kept.untried(survivor, tests) == tests[:2]
-        assert kept.find(killed) is None
-        (tmp_path / source).write_text(SOURCE + "changed = 1")
-        covering.digest.cache_clear()
-        assert Kept("some").untried(survivor, tests) == tests
-    finally:
-        covering.digest.cache_clear()
 
 
 def test_waiting_threads_differ_from_working_ones(tmp_path, monkeypatch):
