@@ -48,28 +48,19 @@ class _Seen(Instrument):
 
     def __init__(self, memory: bool) -> None:
         self._memory = memory
-        self._open: dict[int, tuple[int, Mark]] = {}  # by thread
+        self._last: dict[int, int] = {}  # the number of what runs, by thread
 
     def before_launch(self, launch: Launch) -> None:
-        thread = threading.get_ident()
-        self._close(thread)  # of a launch that failed
         if launch.kind != "memory":
-            number = next(_numbers)
+            number = self._last[threading.get_ident()] = next(_numbers)
             name = "cudaMemcpyAsync" if launch.kind == "copy" else "cudaLaunchKernel"
-            mark = Mark(f"{name}#{number}")
-            self._open[thread] = number, mark
-            mark.__enter__()
+            with Mark(f"{name}#{number}"):  # over before the kernel runs, which may fail
+                pass
 
     def after_launch(self, launch: Launch, record: Record) -> None:
-        number = self._close(threading.get_ident())
+        number = self._last.pop(threading.get_ident(), None)
         if number is not None and launch.kind != "memory":
             self.launches[number] = record
-
-    def _close(self, thread: int) -> int | None:
-        number, mark = self._open.pop(thread, (None, None))
-        if mark is not None:
-            mark.__exit__(None, None, None)
-        return number
 
     def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
         self._note_bytes(block, 1)

@@ -146,3 +146,13 @@ def test_profile_outlives_the_devices():
         thread.join()
     seen.stop()
     assert [event.name for event in of_devices(seen)] == ["fill_.Scalar"] * 2
+
+
+def test_launch_ends_within_its_operator_also_where_it_fails(cuda):
+    x = torch.ones(2, 2, device="cuda")
+    with profile(activities=BOTH) as seen:
+        with simgpu.faults(launch_at=0), pytest.raises(RuntimeError):
+            x + 1
+        x + 1
+    launches = [each for each in seen.events() if each.name == "cudaLaunchKernel"]
+    assert [each.cpu_parent.name for each in launches] == ["aten::add"] * 2
