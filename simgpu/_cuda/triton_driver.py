@@ -327,6 +327,25 @@ def _with_floats(stock: Callable[..., Any], arg: Any) -> Any:
     return _value(torch.tensor([arg], dtype=torch.float32, device="cpu").numpy(), float32, float32)
 
 
+@PATCHES.around(
+    "triton.runtime.interpreter.FunctionRewriter._transform_ast",
+    optional=True,
+    late=True,
+    why="the variable of a loop over `range` has the methods of an int32, as in compiled code",
+)
+def _with_loop_variables(stock: Callable[..., ast.AST], self: Any, source: str) -> ast.AST:
+    tree = stock(self, source)
+    for loop in [node for node in ast.walk(tree) if isinstance(node, ast.For)]:
+        over_range = isinstance(loop.iter, ast.Call) and _last_name(loop.iter.func) == "range"
+        if over_range and isinstance(loop.target, ast.Name):
+            name = loop.target.id
+            (made,) = ast.parse(f"{name} = interpreter_semantic.to_tensor({name}, False)").body
+            for node in ast.walk(made):
+                ast.copy_location(node, loop)
+            loop.body.insert(0, made)
+    return tree
+
+
 @PATCHES.wrap(
     "triton.language.extra.libdevice.*",
     late=True,

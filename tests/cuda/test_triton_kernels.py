@@ -3,8 +3,10 @@
 `tests/assurance/clients` has Triton's own interpreter.
 """
 
+import builtins
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +42,12 @@ class JITFunction:
         raise AssertionError("no compiler")
 """,
     "runtime/interpreter": """
+import ast
+
+class FunctionRewriter:
+    def _transform_ast(self, source):
+        return ast.parse(source)
+
 def store(pointer, value):
     pointer.copy_(value)
 
@@ -161,3 +169,12 @@ def test_kernel_writes_what_its_functions_write(triton):
     written_parameters.cache_clear()
     assert written_parameters(interpreter.add_to) == {"x"}
     assert written_parameters(eval("lambda x: x")) is None
+
+
+def test_variable_of_a_loop_over_a_range_is_a_value_of_the_interpreter(triton, cuda):
+    source = "for i in language.range(2):\n    seen += [i]\nfor i in [3]:\n    seen += [i]\n"
+    tree = triton("interpreter").FunctionRewriter()._transform_ast(source)
+    values = SimpleNamespace(to_tensor=lambda value, _: torch.tensor(value))
+    names = {"language": builtins, "interpreter_semantic": values, "seen": []}
+    exec(compile(tree, "kernel", "exec"), names)
+    assert [type(each) for each in names["seen"]] == [torch.Tensor, torch.Tensor, int]

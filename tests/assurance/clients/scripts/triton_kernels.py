@@ -41,6 +41,8 @@ def scale_kernel(x_ptr, factor, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x_ptr += at
     x = tl.load(x_ptr, mask=at < n)
+    for step in range(2):
+        x -= step.to(tl.float32) / 8
     tl.store(x_ptr, tl.where(factor.to(tl.float32) > 0, halved(x), x), mask=at < n)
 
 
