@@ -126,6 +126,11 @@ def leave(world: World) -> None:
         _set_active([])
 
 
+def allocated_bytes() -> list[int]:
+    """How many bytes are allocated on each device."""
+    return [device.allocated for device in active_devices]
+
+
 @contextmanager
 def limited_to(count: int) -> Iterator[None]:
     """Limit the block to the first `count` devices."""

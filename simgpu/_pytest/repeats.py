@@ -7,7 +7,6 @@ import gc
 import inspect
 import json
 import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,19 +159,22 @@ def _repeat_with_ooms(item: pytest.Function, everywhere: bool) -> None:
 
 def _with_every_failure(step: Callable[[], Any]) -> None:
     import simgpu
+    from simgpu._core import world
 
     gc.collect()  # what an earlier test left: `_why_kept` would count it as freed by this one
     with simgpu.faults() as counted:
         step()
-    taken = _taken()
+    taken = world.allocated_bytes()
     for number in range(counted.allocations):
         _run_with_failure(number, step, taken)
 
 
 def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> None:
     """One run in which allocation `number` fails; `taken` are the bytes of one without failure."""
+    import torch.nn.parallel
+
     import simgpu
-    from simgpu._util.frames import program_line
+    from simgpu._util import frames
     from simgpu.errors import OutOfMemoryError
 
     line, by_torch, failure = "", False, None
@@ -180,7 +182,10 @@ def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> 
         try:
             run()
         except (Exception, pytest.fail.Exception) as error:
-            line, by_torch = program_line(error), _passed_torch_threads(error)
+            line, by_torch = (
+                frames.program_line(error),
+                frames.passed_through(error, torch.nn.parallel),
+            )
             if not injected.passed_on(error, OutOfMemoryError):
                 if not injected.fired or isinstance(error, OutOfMemoryError):
                     raise
@@ -206,18 +211,11 @@ def _raised(error: BaseException, fired: str) -> BaseException:
 
 def _more_than(taken: list[int]) -> str:
     """How much memory is taken beyond `taken`, on which devices."""
-    more = [now - before for now, before in zip(_taken(), taken, strict=False)]
+    from simgpu._core import world
+
+    more = [now - then for now, then in zip(world.allocated_bytes(), taken, strict=False)]
     parts = [f"{nbytes} bytes on device {i}" for i, nbytes in enumerate(more) if nbytes > 0]
     return ", ".join(parts)
-
-
-def _passed_torch_threads(error: BaseException) -> bool:
-    """Whether `torch.nn.parallel` has raised it again in the thread of its caller."""
-    import torch.nn.parallel
-
-    folder = os.path.dirname(torch.nn.parallel.__file__) + os.sep
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename.startswith(folder) for frame, _ in frames)
 
 
 def _why_kept(taken: list[int], by_torch: bool) -> str:
@@ -241,12 +239,6 @@ def _why_kept(taken: list[int], by_torch: bool) -> str:
         f"Way out: {instead}call gc.collect() after the `except` block, or leave the "
         'test out with @pytest.mark.without("--faults", reason="...")'
     )
-
-
-def _taken() -> list[int]:
-    from simgpu._core.world import active_devices
-
-    return [device.allocated for device in active_devices]
 
 
 # `pytest --races`: a test fails where streams use the same memory in no order.

@@ -166,3 +166,10 @@ def current_frames() -> dict[int, FrameType]:
     finally:
         if collects:
             gc.enable()
+
+
+def passed_through(error: BaseException, package: types.ModuleType) -> bool:
+    """Whether a frame of an error's traceback is in a file of `package`."""
+    folder = os.path.dirname(str(package.__file__)) + os.sep
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.startswith(folder) for frame, _ in frames)

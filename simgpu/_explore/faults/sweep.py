@@ -5,17 +5,15 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from simgpu import errors
 from simgpu._core.lost_devices import clear_lost
-from simgpu._core.world import active_devices
+from simgpu._core.world import allocated_bytes, device_count
 from simgpu._explore.faults.faults import Faults, faults, injecting, injects_already
 from simgpu._explore.training_state import (
     State,
@@ -25,6 +23,7 @@ from simgpu._explore.training_state import (
     no_garbage_collection,
     same,
 )
+from simgpu._util.frames import passed_through
 from simgpu._util.naming import counted
 
 # What `simgpu.sweep` returns: what became of the step after each failure.
@@ -148,7 +147,7 @@ def sweep(
         raise ValueError(f"kind={kind!r}: one of {', '.join(_ERRORS)} is expected")
     if fresh and state is not None:
         raise ValueError("state= names what was made before: leave it out with fresh=True")
-    if not active_devices:
+    if not device_count():
         raise errors.NoDevicesError("simgpu.sweep needs devices: call it within simgpu.devices(n)")
     if injects_already():
         raise ValueError(
@@ -164,10 +163,12 @@ def sweep(
         numbers = list(range(count)) if at is None else _numbers(at, count)
         for number in counted(numbers, len(numbers), "sweep: failure"):
             step, before = steps.begin()
-            at_rest = [now + more for now, more in zip(_bytes(), kept_by_all, strict=True)]
+            at_rest = [now + more for now, more in zip(allocated_bytes(), kept_by_all, strict=True)]
             attempt = _Attempt(step, before, kind, number)
             # Less where a first step fails before it has filled its caches.
-            kept = [max(now - then, 0) for now, then in zip(_bytes(), at_rest, strict=True)]
+            kept = [
+                max(now - then, 0) for now, then in zip(allocated_bytes(), at_rest, strict=True)
+            ]
             point = attempt.judged(kept, reference, compare or _differs)
             if threading.active_count() > threads and attempt.adds_threads_each_time(steps):
                 point.problems.append("leaves a thread behind")
@@ -205,13 +206,13 @@ def _reference(steps: _Steps, kind: Kind) -> tuple[list[Any], list[int], int]:
     outcomes = []
     for _ in range(2):
         step, before = steps.begin()
-        at_rest = _bytes()
+        at_rest = allocated_bytes()
         with faults() as counted:
             result = _result(step)
         outcomes.append([host_copy(result), *before.outcome()])
         del result
         before.restore()
-        kept = [now - then for now, then in zip(_bytes(), at_rest, strict=True)]
+        kept = [now - then for now, then in zip(allocated_bytes(), at_rest, strict=True)]
     if not same(*outcomes):
         raise errors.UnrepeatableStepError(
             "the step gives other results when it is run again from the same state: name what it "
@@ -245,10 +246,6 @@ def _numbers(at: Iterable[int], count: int) -> list[int]:
     return sorted(set(numbers))
 
 
-def _bytes() -> list[int]:
-    return [device.allocated for device in active_devices]
-
-
 class _Attempt:
     """One step that meets one failure, and what it left."""
 
@@ -273,14 +270,14 @@ class _Attempt:
         """Note what came out of the step: the failure, where it is there or is the cause."""
         found = injected.passed_on(error, _ERRORS[self._kind]) or error
         self._error, self._text = type(found), str(found)
-        self._in_optimizer = _passed_an_optimizer(error) or _passed_an_optimizer(found)
+        self._in_optimizer = any(passed_through(each, torch.optim) for each in (error, found))
 
     def adds_threads_each_time(self, steps: _Steps) -> bool:
         """Whether this failure leaves one more thread whenever it happens.
 
         A pool of threads, one for each device, is full after as many times as there are devices.
         """
-        for _ in range(len(active_devices) + 1):
+        for _ in range(device_count() + 1):
             threads = threading.active_count()
             _Attempt(*steps.begin(), self._kind, self._number)
             if threading.active_count() <= threads:
@@ -348,13 +345,6 @@ def _failure(kind: Kind, number: int) -> Faults:
     if kind == "lose":
         return Faults({}, lose=(None, number), at_once=True)
     return Faults({{"oom": "allocation", "copy": "copy", "launch": "kernel"}[kind]: number})
-
-
-def _passed_an_optimizer(error: BaseException) -> bool:
-    """Whether an optimizer was at work: then some parameters have been updated, and some not."""
-    folder = str(Path(torch.optim.__file__).parent)
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename.startswith(folder) for frame, _ in frames)
 
 
 def _next_step_differs(step: Step, before: State, reference: Any) -> bool:
