@@ -15,6 +15,7 @@ A device writes down what happened (`EventLog`); this follows it when it is aske
 
 from __future__ import annotations
 
+import _thread
 import copy
 import threading
 from bisect import bisect_left, insort
@@ -85,6 +86,40 @@ class Amount:
     def reset_totals(self) -> None:
         """Reset the accumulated counts to zero."""
         self._came, self._at_reset = [0, 0], [*self._now]
+
+
+class HostMemory:
+    """Blocks of pinned memory that live, and what came and went; a block is a power of two."""
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._blocks: dict[int, int] = {}  # bytes by the id of its mark; finalizers take them out
+        self.amounts = {"requests": Amount(), "bytes": Amount()}
+
+    def add(self, mark: int, nbytes: int) -> None:
+        """A block lives from now on; one without bytes is none."""
+        if not nbytes:
+            return
+        size = 1 << (nbytes - 1).bit_length()
+        self.follow()
+        with self._lock:
+            self._blocks[mark] = size
+            for amount, by in zip(self.amounts.values(), (1, size), strict=True):
+                amount.change(0, by)
+
+    def remove(self, mark: int) -> None:
+        """A block is gone: counted when the figures are next asked for."""
+        self._blocks.pop(mark, None)
+
+    def follow(self) -> None:
+        """Count the blocks that are gone."""
+        with self._lock:
+            sizes = list(self._blocks.values())
+            for amount, now in zip(self.amounts.values(), (len(sizes), sum(sizes)), strict=True):
+                amount.change(0, min(0, now - amount.current()))
+
+
+host_memory = HostMemory()
 
 
 Change = Callable[[Amount, int, int], None]

@@ -7,6 +7,8 @@ take it from an allocator of its own, a byte copy of the CPU's whose address a s
 it `DataLoader(pin_memory=True)`, or a copy to the host that does not block) gets a mark on its
 storage (`storages`). Every view of either is pinned. Nothing else is, but for memory that a
 program registers by `cudaHostRegister`.
+
+Memory with a mark is counted (`host_memory`); what C++ takes from the allocator nothing sees.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 
 from simgpu._core import world
+from simgpu._core.allocator_model import host_memory
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import copy_, empty_strided
 from simgpu._memory.storages import known_state, state_of
@@ -29,9 +32,26 @@ _stock_pin = _aten._pin_memory.default._handle.redispatch_boxed
 _stock_is_pinned = _aten.is_pinned.default._handle.redispatch_boxed
 
 
+class _Mark:
+    """What a storage has for as long as its memory is pinned."""
+
+    def __init__(self, nbytes: int) -> None:
+        host_memory.add(id(self), nbytes)
+
+    _remove = host_memory.remove  # also when the interpreter has emptied this module
+
+    def __del__(self) -> None:
+        self._remove(id(self))
+
+
+def mark(storage: torch.UntypedStorage) -> None:
+    """Call the memory of a host storage pinned for as long as it lives."""
+    state_of(storage).pinned = _Mark(storage.nbytes())
+
+
 def mark_result(result: torch.Tensor) -> torch.Tensor:
     """Call the memory of a fresh host tensor pinned for as long as it lives."""
-    state_of(result.untyped_storage()).pinned = True
+    mark(result.untyped_storage())
     return result
 
 

@@ -120,8 +120,8 @@ class StorageState:
     __slots__ = ("exported", "memory", "pinned")
 
     def __init__(self) -> None:
-        # Host memory that counts as pinned.
-        self.pinned = False
+        # The mark of host memory that counts as pinned (`simgpu._memory.pinned`).
+        self.pinned: object = None
         # Whether something points into the memory without using the storage: a slice of the
         # storage, or a DLPack capsule.
         self.exported = False

@@ -11,7 +11,7 @@ from typing import Any
 from simgpu._backend.namespace import snapshots
 from simgpu._backend.namespace.snapshots import memory_snapshot as memory_snapshot
 from simgpu._core import world
-from simgpu._core.allocator_model import KINDS, POOLS, CachingAllocator
+from simgpu._core.allocator_model import KINDS, POOLS, CachingAllocator, host_memory
 from simgpu._core.device import Device
 from simgpu._core.world import DeviceLike
 from simgpu._util.naming import export_public_names, format_bytes, visible_text
@@ -116,14 +116,60 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
 
 def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
     """`memory_stats` as nested dictionaries, a level for each part of its dotted names."""
+    return _nested(memory_stats(device))
+
+
+def _nested(stats: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for name, amount in memory_stats(device).items():
+    for name, amount in stats.items():
         *path, last = name.split(".")
         level = nested
         for part in path:
             level = level.setdefault(part, {})
         level[last] = amount
     return nested
+
+
+_REQUESTS, _BYTES = ("allocations", "active_requests"), ("allocated_bytes", "active_bytes")
+
+
+def host_memory_stats() -> dict[str, Any]:
+    """Amounts of pinned memory, by the names of torch.cuda.host_memory_stats.
+
+    Nothing is kept of what is freed, and no time is taken. Empty before CUDA is initialized.
+    """
+    if not is_initialized():
+        return {}
+    host_memory.follow()
+    stats: dict[str, Any] = {}
+    for kind in KINDS:
+        for what, names in (("requests", _REQUESTS), ("bytes", _BYTES)):
+            amount = getattr(host_memory.amounts[what], kind)()
+            stats |= {f"{name}.{kind}": amount for name in names}
+    for name, kind in (("alloc", "allocated"), ("free", "freed")):
+        count = stats[f"num_host_{name}"] = stats[f"allocations.{kind}"]
+        times = dict.fromkeys(("total", "max", "min", "avg"), 0) | {"count": count}
+        stats |= {f"host_{name}_time.{key}": value for key, value in times.items()}
+    return dict(sorted(stats.items()))
+
+
+def host_memory_stats_as_nested_dict() -> dict[str, Any]:
+    """`host_memory_stats` as nested dictionaries."""
+    return _nested(host_memory_stats())
+
+
+def reset_peak_host_memory_stats() -> None:
+    """Make the peaks of `host_memory_stats` begin again at what there is now."""
+    host_memory.follow()
+    for amount in host_memory.amounts.values():
+        amount.reset_peak()
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """Make the totals of `host_memory_stats` begin again at zero."""
+    host_memory.follow()
+    for amount in host_memory.amounts.values():
+        amount.reset_totals()
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:

@@ -94,9 +94,7 @@ REFUSED: dict[str, str] = {
     "torch.cuda.green_contexts": "GreenContext",
     "torch.cuda.memory": (
         "CUDAPluggableAllocator MemPool "
-        "caching_allocator_disabled change_current_allocator host_memory_stats "
-        "host_memory_stats_as_nested_dict "
-        "reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool"
+        "caching_allocator_disabled change_current_allocator use_mem_pool"
     ),
     "torch.cuda.nccl": "all_gather all_reduce init_rank reduce_scatter unique_id",
     "torch.cuda.gds": "GdsFile gds_deregister_buffer gds_register_buffer",

@@ -21,7 +21,7 @@ from torch.multiprocessing import reductions
 from torch.storage import UntypedStorage
 
 from simgpu._core import world
-from simgpu._memory import sharing
+from simgpu._memory import pinned, sharing
 from simgpu._memory.ownership import is_composite
 from simgpu._memory.sharing import shared_memory_of, sharing_strategy
 from simgpu._memory.storages import (
@@ -29,7 +29,6 @@ from simgpu._memory.storages import (
     mark_exported,
     new_storage,
     resize_storage,
-    state_of,
 )
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Patches, Table
@@ -131,7 +130,7 @@ def _to(
     if _is_simulated(self) and target.type == "cpu":
         host = copy_to_host(self)
         if non_blocking:
-            state_of(host).pinned = True
+            pinned.mark(host)
         return host
     return stock(self, device=target, non_blocking=non_blocking)
 

@@ -418,3 +418,22 @@ def test_a_list_of_another_length_is_refused_in_right_words(sizes, count):
 def test_a_storage_asks_for_room_before_the_host_is_asked_for_memory(simulated):
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         torch.UntypedStorage(2**55, device=simulated[1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=8))
+def test_pinned_memory_is_counted_in_powers_of_two(tensors):
+    with simgpu.devices(1):
+        torch.simgpu.init()
+        torch.simgpu.reset_accumulated_host_memory_stats()
+        torch.simgpu.reset_peak_host_memory_stats()
+        before = torch.simgpu.host_memory_stats()["active_bytes.current"]
+        pinned = [(torch.empty(count).byte().pin_memory(), kept) for count, kept in tensors]
+        held = [tensor for tensor, kept in pinned if kept]
+        del pinned
+        seen = torch.simgpu.host_memory_stats_as_nested_dict()
+    sizes = [(1 << (count - 1).bit_length(), kept) for count, kept in tensors if count]
+    whole, live = sum(size for size, _ in sizes), sum(size for size, kept in sizes if kept)
+    counts = {"current": before + live, "peak": before + whole}
+    assert seen["active_bytes"] == {**counts, "allocated": whole, "freed": whole - live}
+    assert (seen["num_host_alloc"], seen["allocations"]["allocated"]) == (len(sizes),) * 2
+    assert len(held) == sum(kept for _, kept in tensors)
