@@ -40,7 +40,6 @@ class _Batch:
         self._lock = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
-        self._began = 0.0
 
     def next_job(self) -> Job | None:
         """A job for the calling thread, which it has to run; None if all have begun."""

@@ -50,7 +50,7 @@ def _is_usual(value: Any) -> bool:
 
 def _plain(tensor: Tensor, originals: dict[int, Tensor]) -> Tensor:
     kind: Any = type(tensor)
-    if kind in _PLAIN or kind.__torch_dispatch__ is not _no_dispatch:
+    if kind.__torch_dispatch__ is not _no_dispatch:
         return tensor
     plain: Tensor = _as_subclass(tensor, Tensor)
     originals[id(plain)] = tensor

@@ -4,6 +4,7 @@ Sums and copies of many: what stays as it was, without a graph, and unbucketed.
 """
 
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -176,6 +177,8 @@ def test_every_tensor_has_a_place_and_buckets_are_filled(data, limit):
             assert slot.offset == sum(each.elements() for each in bucket[:at])
             assert slot.paired == tensors[slot.number].is_complex()
         assert len(bucket) == 1 or bytes_of(bucket[:-1], dtype) <= limit
+        kinds = itertools.groupby((each.paired, each.size[1:]) for each in bucket)
+        assert len(alike := [kind for kind, _ in kinds]) == len({*alike})  # next to each other
         filled = sum(bool(slot.elements()) for slot in bucket)
         assert filled <= 1 or bytes_of(bucket, dtype) <= limit
         if dtype in last:

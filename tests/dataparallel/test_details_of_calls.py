@@ -1,6 +1,7 @@
 """What a caller can see of a call besides its results: attributes, identities, replaced steps."""
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
@@ -211,7 +212,12 @@ def test_replaced_step_gets_the_given_arguments(devices, replace, name):
 
 @pytest.mark.devices(3)
 def test_a_step_patched_into_the_class_is_called(devices, monkeypatch):
+    """Otherwise a call resolves its devices and looks through its module only once."""
     model = dataparallel.DataParallel(net_on(devices[0]), devices)
+    look = mock.Mock(side_effect=model._current_plan)
+    monkeypatch.setattr(model, "_current_plan", look)
+    model(rows(devices[0]))
+    assert look.call_count == 1
     monkeypatch.setattr(dataparallel.DataParallel, "gather", lambda self, outputs, target: "mine")
     assert model(rows(devices[0])) == "mine"
 
