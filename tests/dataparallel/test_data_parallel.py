@@ -174,17 +174,13 @@ def test_versions_are_the_wrappers(depth):
     prefix = "module." * depth
     assert state(dataparallel.add_prefix(net.state_dict(), prefix)) == state(wrapped)
     assert state(dataparallel.strip_prefix(wrapped.state_dict(), prefix)) == state(net)
+    assert state(dataparallel.strip_prefix(net.state_dict())) == state(net)  # there is none
     bare = dict(net.state_dict())  # some checkpoints keep no versions
     prefixed = dataparallel.add_prefix(bare, prefix)
     assert dataparallel.strip_prefix(prefixed, prefix) == bare
     if depth:
         with pytest.raises(ValueError, match="both with and without the prefix"):
             dataparallel.strip_prefix(bare | prefixed, prefix)
-
-
-def test_without_a_prefix_there_is_nothing_to_strip():
-    net = Versioned()
-    assert state(dataparallel.strip_prefix(net.state_dict())) == state(net)
 
 
 @pytest.mark.parametrize("strip", [True, False])

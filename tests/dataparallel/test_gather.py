@@ -14,7 +14,6 @@ from dataparallel import comm
 from dataparallel._structure import scalar_warning
 from tests.support import strategies
 from tests.support.observe import input_of, observe, place, plain, slot_of, values
-from tests.support.strategies import Rows
 
 # Long enough for the slowest machine: reaching it means that a turn never came.
 PATIENCE = 120
@@ -92,23 +91,6 @@ def test_gradient_is_cut_as_the_outputs_were(devices, data, dim):
     for output, part in zip(outputs, weight.split(sizes, dim), strict=True):
         assert output.grad.device == output.device
         assert plain(output.grad) == plain(part)
-
-
-leaves = st.none() | st.builds(
-    Rows,
-    row=st.lists(st.integers(0, 3), max_size=2).map(tuple),
-    dtype=strategies.dtypes(),
-    seed=st.integers(0, 1000),
-)
-
-
-@given(data=st.data(), tree=strategies.nested(leaves))
-def test_structure_is_kept(devices, data, tree):
-    targets = data.draw(strategies.device_lists(devices))
-    batch = data.draw(strategies.batches(len(targets), 30))
-    whole = strategies.built(tree, batch)
-    back = dataparallel.gather(dataparallel.scatter(whole, targets), targets[0])
-    strategies.check_tree(back, whole, targets[0])
 
 
 def test_vector_of_scalars_warns_once(devices, monkeypatch):

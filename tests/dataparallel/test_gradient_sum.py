@@ -1,7 +1,7 @@
 """Gradient summation: every replica's gradient is in the sum, once.
 
 Exact where it can be exact: integers small enough for the dtype have the same sum in any order, so
-they are compared bit for bit. Other data keep the rounding bound of `tests/support/rounding.py`.
+they are compared bit for bit. Sums that round are in `against_torch` and `test_training_rounded`.
 """
 
 import pytest
@@ -9,11 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dataparallel
 from dataparallel import comm
 from tests.support import strategies
 from tests.support.observe import ExactNet, chosen, observe, plain, slot_of, sum_target, values
-from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
 
 SUMMABLE = tuple(name for name in strategies.DTYPES if name != "bool")
 FLOATS = ("float32", "float64")
@@ -98,17 +96,6 @@ def test_parameter_gradients_are_those_of_one_device(devices, case):
     (out * weight).sum().backward()
     assert seen["gradients"] == {name: plain(p.grad) for name, p in net.named_parameters()}
     assert seen["input_gradient"] == plain(x.grad)
-
-
-@pytest.mark.parametrize("dtype", ROUNDING)
-@given(data=st.data(), seed=st.integers(0, 2**32))
-def test_the_sum_over_replicas_keeps_the_rounding_bound(devices, dtype, data, seed):
-    targets = data.draw(strategies.device_lists(devices))
-    rows = ordinary(seed, len(targets), dtype)
-    scale = Scale(getattr(torch, dtype)).to(targets[0])
-    out = dataparallel.DataParallel(scale, device_ids=targets)(torch.stack(rows).to(targets[0]))
-    out.backward(torch.ones_like(out))
-    check_bound(scale.weight.grad, rows)
 
 
 @pytest.mark.devices(4, distinct=True)

@@ -14,7 +14,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
 
 import dataparallel
 from tests.support import strategies
-from tests.support.observe import plain, values
+from tests.support.observe import plain
 
 
 class Call(nn.Module):
@@ -32,13 +32,13 @@ def device_module(device: torch.device):
     return torch.get_device_module(device)
 
 
-def applied(function, targets, *more):
+def applied(function, targets, *more, named=True):
     """Run `function` once per target, on a one-row input that is there already."""
     inputs = [
         (torch.full((1,), float(k), device=target), *more) for k, target in enumerate(targets)
     ]
     modules = [Call(function) for _ in targets]
-    return dataparallel.parallel_apply(modules, inputs, devices=targets)
+    return dataparallel.parallel_apply(modules, inputs, devices=targets if named else None)
 
 
 @given(data=st.data())
@@ -49,25 +49,15 @@ def test_results_come_in_order(devices, data):
     assert [out.device for out in outputs] == targets
 
 
-@given(data=st.data())
-def test_each_call_has_its_device_as_the_current_one(devices, data):
-    """A module that makes a tensor without naming an index gets it on its own device."""
+@given(data=st.data(), named=st.booleans())
+def test_each_call_has_its_device_as_the_current_one(devices, data, named):
+    """That of its input by default: a tensor that names no index is there."""
     targets = data.draw(strategies.device_lists(devices))
     kind = targets[0].type
     before = device_module(targets[0]).current_device()
-    made = applied(lambda x: torch.zeros(1, device=kind), targets)
+    made = applied(lambda x: torch.zeros(1, device=kind), targets, named=named)
     assert [out.device for out in made] == targets
     assert device_module(targets[0]).current_device() == before
-
-
-@given(data=st.data())
-def test_devices_default_to_those_of_the_inputs(devices, data):
-    targets = data.draw(strategies.device_lists(devices))
-    kind = targets[0].type
-    inputs = [(values((1,), "float32").to(target),) for target in targets]
-    modules = [Call(lambda x: torch.zeros(1, device=kind)) for _ in targets]
-    made = dataparallel.parallel_apply(modules, inputs)
-    assert [out.device for out in made] == targets
 
 
 @given(data=st.data(), learns=st.booleans(), count=st.integers(1, 3))

@@ -42,17 +42,6 @@ def test_rows_stay_in_order_and_none_is_lost(devices, case):
     assert start == case.shape[case.dim]
 
 
-@given(case=strategies.cases("scatter"))
-@example(case=Case("scatter", slots=(1, 0), shape=(4, 2), source=0))
-def test_only_a_chunk_on_its_own_device_is_a_view(devices, case):
-    """A chunk whose target holds the input already is a part of it; every other is a copy."""
-    seen = observe(case, devices)
-    home = place(case.source, devices)
-    targets = chosen(case.slots, devices)
-    for shape, target, view in zip(seen["shapes"], targets, seen["views"], strict=False):
-        assert view == (target == home and torch.Size(shape).numel() > 0)
-
-
 @given(slots=strategies.device_slots(), data=st.data())
 def test_balanced_chunks(devices, slots, data):
     """Sizes that differ by at most one, the larger ones first, and no device without a row."""
@@ -114,27 +103,6 @@ def test_gradient_comes_back_in_order(devices, slots, data, source, dim):
     torch.autograd.backward(products)
     assert x.grad.device == home
     assert plain(x.grad) == plain(weight)
-
-
-@given(
-    slots=strategies.device_slots(),
-    data=st.data(),
-    positional=st.integers(0, 2),
-    keywords=st.integers(0, 2),
-)
-def test_scatter_kwargs_pads_the_side_without_tensors(devices, slots, data, positional, keywords):
-    """Every call that has an input has all of it, and the sides are of equal length."""
-    targets = chosen(slots, devices)
-    batch = data.draw(strategies.batches(len(targets), 30))
-    args = tuple(values((batch, 2), "float32", seed) for seed in range(positional))
-    kwargs = {name: values((batch,), "int64", 3) for name in "ab"[:keywords]}
-    many_args, many_kwargs = dataparallel.scatter_kwargs(args, kwargs, targets)
-    sizes = chunk_sizes(batch, len(targets)) if args or kwargs else []
-    assert len(many_args) == len(many_kwargs)
-    assert [[len(x) for x in call] for call in many_args] == [[size] * positional for size in sizes]
-    assert [{name: len(x) for name, x in call.items()} for call in many_kwargs] == [
-        dict.fromkeys("ab"[:keywords], size) for size in sizes
-    ]
 
 
 @given(

@@ -93,7 +93,7 @@ DATAPARALLEL = [
         "named tuples become tuples",
         "_rebuild_namedtuple",
         instead(lambda stock: lambda example, values: tuple(values)),
-        "test_gather::test_structure_is_kept",
+        "test_gather_of_structures",
     ),
     fault(
         "the warning of scalars comes with each call",

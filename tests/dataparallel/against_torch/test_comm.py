@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from dataparallel import comm as ours
 from tests.support import strategies
-from tests.support.observe import chosen, input_of, place, plain, same_memory, values
+from tests.support.observe import chosen, input_of, plain, same_memory, values
 from tests.support.oracle import described, numbers, same
 
 theirs = torch.cuda.comm
 
 REAL = tuple(name for name in strategies.DTYPES if not name.startswith("complex"))
-SUMMABLE = tuple(name for name in REAL if name != "bool")
 
 
 def shared(results, sources):
@@ -89,26 +88,6 @@ def test_broadcast_coalesced(devices, data):
             for k, tensor in enumerate(tensors)
         ]
     assert changed[0][0] == changed[1][0]
-
-
-@given(case=strategies.collective_cases("reduce_add", SUMMABLE))
-def test_reduce_add(devices, case):
-    targets = chosen(case.slots, devices)
-    wanted = place(case.target, devices)
-    parts = [values(case.shape, case.dtype, k, 9).to(t) for k, t in enumerate(targets)]
-    same(lambda: ours.reduce_add(parts, wanted), lambda: theirs.reduce_add(parts, wanted.index))
-
-
-@given(data=st.data())
-def test_reduce_add_coalesced(devices, data):
-    targets = data.draw(strategies.device_lists(devices))
-    limit, rows = data.draw(many_tensors(devices, SUMMABLE, len(targets)))
-    placed = [[t.to(target) for t in row] for row, target in zip(rows, targets, strict=True)]
-    wanted = data.draw(st.sampled_from(targets))
-    same(
-        lambda: ours.reduce_add_coalesced(placed, wanted, limit),
-        lambda: theirs.reduce_add_coalesced(placed, wanted.index, limit),
-    )
 
 
 @given(data=st.data(), sparse=st.lists(st.booleans(), min_size=1, max_size=4))
