@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
-import dataparallel
 from dataparallel import comm
 from dataparallel._transfer import nccl
 from simgpu.comm import is_ordered, reduce_add, reduction
 from tests.support import strategies
 from tests.support.observe import plain, values
-from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
+from tests.support.rounding import ROUNDING, check_bound, ordinary
 from tests.support.training import few
 
 with warnings.catch_warnings():
@@ -310,15 +309,3 @@ def test_the_models_add_in_different_orders(simulated):
         with reduction(model, seed=1):
             sums.add(tuple(plain(comm.reduce_add(parts, simulated[0]))))
     assert len(sums) == len(MODELS)
-
-
-@given(data=st.data(), model=st.sampled_from(MODELS), seed=st.integers(0, 99))
-def test_gradients_keep_the_rounding_bound(simulated, data, model, seed):
-    targets = data.draw(strategies.device_lists(simulated, min_size=2))
-    rows = ordinary(seed, len(targets), "float32")
-    scale = Scale(torch.float32).to(targets[0])
-    parallel = dataparallel.DataParallel(scale, device_ids=targets)
-    with reduction(model, seed):
-        out = parallel(torch.stack(rows).to(targets[0]))
-        out.backward(torch.ones_like(out))
-    check_bound(scale.weight.grad, rows)

@@ -1,4 +1,4 @@
-"""Broadcast and replicate: where the copies are, what they share, and what flows back."""
+"""Replicate: where the copies are, what they share, and what flows back."""
 
 import sys
 import warnings
@@ -11,7 +11,7 @@ from torch import nn
 
 import dataparallel
 from tests.support import strategies
-from tests.support.observe import chosen, observe, plain, same_memory, slot_of, values
+from tests.support.observe import plain, same_memory, values
 from tests.support.training import exact
 
 
@@ -46,15 +46,6 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
             if value is not None:
                 found[f"{path}.{name}"] = value
     return found
-
-
-@given(case=strategies.collective_cases("broadcast"))
-def test_broadcast_puts_the_same_values_everywhere(devices, case):
-    seen = observe(case, devices)
-    targets = chosen(case.slots, devices)
-    assert seen["slots"] == [slot_of(target, devices) for target in targets]
-    assert seen["values"] == [plain(values(case.shape, case.dtype, case.seed))] * len(targets)
-    assert not any(seen["views"][1:])
 
 
 @given(data=st.data(), seed=st.integers(0, 100), detach=st.booleans(), training=st.booleans())

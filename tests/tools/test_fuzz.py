@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.database import ExampleDatabase
 
 from simgpu.__main__ import main
-from simgpu._cli.arguments import device_range
 from simgpu._fuzz import campaign
 from simgpu._fuzz.sessions import SessionSettings, database_of
 from simgpu._fuzz.tally import Failure, Tally
@@ -405,8 +404,3 @@ def test_redis_database_is_opened_at_the_start(monkeypatch):
     monkeypatch.delitem(sys.modules, "hypothesis.extra.redis")
     with pytest.raises(pytest.UsageError, match="pip install redis"):
         database_of("redis://here:6379/0")
-
-
-def test_ranges_of_devices():
-    assert device_range("1..8") == (1, 8)
-    assert device_range("4") == (4, 4)
