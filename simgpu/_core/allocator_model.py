@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import _thread
 import copy
-import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -35,16 +34,16 @@ KINDS = ("current", "peak", "allocated", "freed")
 class Amount:
     """One amount of each pool and of both: what it is, the most it was, how much came and went."""
 
-    __slots__ = ("_at_reset", "_came", "_now", "_peaks")
+    __slots__ = ("_at_reset", "_came", "_peaks", "now")
 
     def __init__(self) -> None:
-        self._now, self._peaks = [0, 0], [0, 0, 0]
+        self.now, self._peaks = [0, 0], [0, 0, 0]
         # What came since the last reset, and what there was then.
         self._came, self._at_reset = [0, 0], [0, 0]
 
     def change(self, pool: int, by: int) -> None:
-        """There are so many more in a pool, or fewer."""
-        now = self._now
+        """There are so many more in a pool, or fewer; what goes may also be taken from `now`."""
+        now = self.now
         now[pool] = amount = now[pool] + by
         if by > 0:
             self._came[pool] += by
@@ -57,13 +56,13 @@ class Amount:
 
     def undo(self, pool: int, by: int) -> None:
         """Take back that so many came or went; a peak remains."""
-        self._now[pool] -= by
+        self.now[pool] -= by
         if by > 0:
             self._came[pool] -= by
 
     def current(self, number: int = ALL) -> int:
         """What there is in a pool, or in both."""
-        return sum(self._now) if number == ALL else self._now[number]
+        return sum(self.now) if number == ALL else self.now[number]
 
     def peak(self, number: int = ALL) -> int:
         """The most that there was since the last reset of peaks."""
@@ -77,15 +76,15 @@ class Amount:
         """What went since the last reset of totals."""
         if number == ALL:
             return self.freed(0) + self.freed(1)
-        return self._came[number] - self._now[number] + self._at_reset[number]
+        return self._came[number] - self.now[number] + self._at_reset[number]
 
     def reset_peak(self) -> None:
         """Reset the peak to the current value."""
-        self._peaks = [*self._now, sum(self._now)]
+        self._peaks = [*self.now, sum(self.now)]
 
     def reset_totals(self) -> None:
         """Reset the accumulated counts to zero."""
-        self._came, self._at_reset = [0, 0], [*self._now]
+        self._came, self._at_reset = [0, 0], [*self.now]
 
 
 class HostMemory:
@@ -138,20 +137,27 @@ def rounded(nbytes: int) -> int:
     return (nbytes + BLOCK - 1) & -BLOCK
 
 
-# A token is what an allocation is known by: its number on the device, and below that the bytes that
-# were asked for.
-_NUMBER = 64  # the bit with which the number begins
-_BYTES = (1 << _NUMBER) - 1
+# A token is what an allocation is known by: its number on the device, from 1; below that, the
+# number of its stream; and below that, the bytes that were asked for.
+_STREAM = 64  # the bit with which the stream's number begins
+_BYTES = (1 << _STREAM) - 1
+_STREAMS = (1 << 32) - 1
+NEXT = 1 << 96  # from one token to the next
 
 
-def token_of(number: int, nbytes: int) -> int:
+def token_of(number: int, stream: int, nbytes: int) -> int:
     """The token of an allocation; no two that live have one number."""
-    return number << _NUMBER | nbytes
+    return number * NEXT | (stream & _STREAMS) << _STREAM | nbytes
 
 
 def requested_by(token: int) -> int:
     """The bytes that were asked for."""
     return token & _BYTES
+
+
+def stream_of(token: int) -> int:
+    """The number of the stream that it is on."""
+    return token >> _STREAM & _STREAMS
 
 
 def size_of(token: int) -> int:
@@ -210,11 +216,11 @@ class Piece:
         self.token: object | None = None  # of its allocation, or AWAITING; None while it is free
         # Bytes that were asked for; also of a free block, when it was last in use.
         self.requested = self.requested_before = 0
-        self.users: Collection[int] = frozenset()  # other streams that use it
+        self.users: Collection[int] = ()  # other streams that use it
 
     @property
     def is_split(self) -> bool:
-        return self.previous is not None or self.next is not None
+        return self.size < self.segment.size
 
 
 AWAITING = object()  # the token of blocks that are freed and wait for other streams
@@ -251,7 +257,7 @@ class CachingAllocator:
         self._has_waited = False
         # Of `memory_stats`, what was counted since the last reset.
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
-        self.reserved = self._taken = 0  # bytes of all segments, and of all blocks as asked for
+        self.reserved = self.taken = 0  # bytes of all segments, and of all blocks as asked for
         self._shrinks = shrinks
         self._index, self._next_address = index, (index + 1) << 40
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream
@@ -265,43 +271,44 @@ class CachingAllocator:
         """Bytes of all blocks in use, with what is too little to be cut off."""
         return self._used_bytes.current()
 
-    def piece_of(self, token: int) -> Piece | None:
-        """The block that an allocation has."""
-        return self._pieces.get(token)
+    @property
+    def live_count(self) -> int:
+        """How many blocks are in use."""
+        return len(self._pieces)
 
-    def allocate(self, token: int, stream: int, limit: int) -> bool:
-        """Find a block on a stream; False if no segment fits below `limit`."""
-        size = size_of(token)
-        if not size:
+    def allocate(self, token: int, limit: int) -> bool:
+        """Find a block; False if no segment fits below `limit`."""
+        requested = token & _BYTES
+        size = requested + BLOCK - 1 & -BLOCK
+        if not size or token in self._pieces:
             return True
-        if self._shrinks and self._taken + size > limit:
+        if self._shrinks and self.taken + size > limit:
             self.retry()
             return False
         if self._awaiting:
             self._free_awaited(self.busy)
-        pool = self._pool(stream, size)
+        stream = token >> _STREAM & _STREAMS
+        try:
+            pool = self._pools[stream][size > SMALL]
+        except KeyError:
+            self._pools[stream] = pools = Pool(stream, 0), Pool(stream, 1)
+            pool = pools[size > SMALL]
         free = pool.free
         place = bisect_left(free, (size,))
         piece = free.pop(place)[2] if place < len(free) else self._new_segment(size, pool, limit)
         if piece is None:
             return False
         self._cut(piece, size)
-        self._taken += size
+        self.taken += size
         piece.token, self._pieces[token] = token, piece
-        piece.requested_before, piece.requested = piece.requested, requested_by(token)
+        piece.requested_before, piece.requested = piece.requested, requested
         number = pool.number
         self._used_count.change(number, 1)
         self._used_bytes.change(number, piece.size)
-        self._requested_bytes.change(number, piece.requested)
+        self._requested_bytes.change(number, requested)
         if self._has_waited:
             self._change_active(Amount.change, piece, 1)
         return True
-
-    def _pool(self, stream: int, size: int) -> Pool:
-        pools = self._pools.get(stream)
-        if pools is None:
-            pools = self._pools[stream] = Pool(stream, 0), Pool(stream, 1)
-        return pools[size > SMALL]
 
     def _new_segment(self, size: int, pool: Pool, limit: int) -> Piece | None:
         whole = segment_size(size)
@@ -334,10 +341,10 @@ class CachingAllocator:
 
     def _cut(self, piece: Piece, size: int) -> None:
         """Leave `size` bytes to a block that was free, if the rest is worth a block of its own."""
-        pool, was_split = piece.segment.pool, piece.is_split
-        left = piece.size - size
+        segment, left = piece.segment, piece.size - size
+        pool, was_split = segment.pool, piece.size < segment.size
         if left > SMALL if pool.number else left >= BLOCK:
-            rest = Piece(piece.segment, piece.address + size, left)
+            rest = Piece(segment, piece.address + size, left)
             rest.previous, rest.next = piece, piece.next
             rest.requested = piece.requested
             if rest.next is not None:
@@ -368,10 +375,10 @@ class CachingAllocator:
             self._has_waited = True
             for name, used in (("active", self._used_count), ("active_bytes", self._used_bytes)):
                 self.amounts[name] = copy.deepcopy(used)
-        self._taken -= size_of(token)
+        self.taken -= size_of(token)
         pool = piece.segment.pool.number
-        self._used_count.change(pool, -1)
-        self._used_bytes.change(pool, -piece.size)
+        self._used_count.now[pool] -= 1
+        self._used_bytes.now[pool] -= piece.size
         if piece.users:
             piece.token = AWAITING
             self._awaiting.append(piece)
@@ -386,7 +393,7 @@ class CachingAllocator:
     def _make_free(self, piece: Piece) -> None:
         if self._has_waited:
             self._change_active(Amount.change, piece, -1)
-        self._requested_bytes.change(piece.segment.pool.number, -piece.requested)
+        self._requested_bytes.now[piece.segment.pool.number] -= piece.requested
         self._join(piece, Amount.change)
 
     def _free_awaited(self, busy: Collection[int] = ()) -> None:
@@ -413,7 +420,7 @@ class CachingAllocator:
         piece = self._pieces.pop(token, None)
         if piece is None:
             return
-        self._taken -= size_of(token)
+        self.taken -= size_of(token)
         pool = piece.segment.pool.number
         self._used_count.undo(pool, 1)
         self._used_bytes.undo(pool, piece.size)
@@ -425,17 +432,18 @@ class CachingAllocator:
 
     def _join(self, piece: Piece, change: Change) -> None:
         """Make a block free, which joins its free neighbours; `change` is how that is counted."""
-        pool = piece.segment.pool
-        piece.token, piece.users = None, frozenset()
+        segment = piece.segment
+        pool, free = segment.pool, segment.pool.free
+        piece.token, piece.users = None, ()
         blocks = nbytes = 0
         for other in (piece.previous, piece.next):
             if other is not None and other.token is None:
                 blocks, nbytes = blocks - 1, nbytes - other.size
-                del pool.free[bisect_left(pool.free, (other.size, other.address))]
+                del free[bisect_left(free, (other.size, other.address))]
                 _join(piece, other)
-        if piece.is_split:
+        if piece.size < segment.size:
             blocks, nbytes = blocks + 1, nbytes + piece.size
-        insort(pool.free, (piece.size, piece.address, piece))
+        insort(free, (piece.size, piece.address, piece))
         if blocks:
             change(self._split_count, pool.number, blocks)
         if nbytes:
@@ -495,10 +503,9 @@ BEGUN = SMALL_SEGMENT + LARGE_SEGMENT
 class EventLog:
     """What was taken and given back on one device since its placement last followed it.
 
-    What was taken is two numbers in a row, which cost the garbage collector nothing as a tuple
-    would: a token, and a stream. All else is a tuple: of a token, where it was given back; of a
-    token and a stream that uses it; of None and the streams that are busy when bytes are taken
-    next.
+    What was taken is its token, and what was given back is its token below zero: unlike tuples,
+    numbers cost the garbage collector nothing. All else is a tuple: of a token and a stream that
+    uses it, or of None and the streams that are busy when bytes are taken next.
 
     Args:
         index, capacity: of the device; `limit` is what it may take, at first all of that.
@@ -508,13 +515,12 @@ class EventLog:
     def __init__(self, index: int, capacity: int, live: Callable[[], set[int]]) -> None:
         self._index, self._capacity, self._live, self.limit = index, capacity, live, capacity
         self._events: deque[Any] = deque()
-        self.note: Callable[[tuple[Any, ...]], None] = self._events.append
-        self.note_taken: Callable[[tuple[int, int]], None] = self._events.extend
+        self.note: Callable[[int | tuple[Any, Any]], None] = self._events.append
         self._placement = self._empty()
         # Whether a step is being placed: by another thread, or by this one, which a finalizer or a
         # signal handler has interrupted; and whether one was given up in the middle.
         self._underway = self._spoilt = False
-        self._lock = threading.RLock()
+        self._lock: Any = _thread.RLock()  # one of C: `simgpu.schedule` switches no threads here
 
     def __len__(self) -> int:
         return len(self._events)
@@ -529,26 +535,24 @@ class EventLog:
 
     def placement(self) -> CachingAllocator:
         """The segments and blocks that CUDA's caching allocator would have by now."""
-        self._follow_and(lambda placement: None, ())
+        self._follow_and(lambda placement: None)
         return self._placement
 
-    def place(self, token: int, stream: int) -> bool:
+    def place(self, token: int) -> bool:
         """Whether there is room for `token`, which then has a block: nothing is to be noted."""
-        found = self._follow_and(
-            lambda placement: placement.allocate(token, stream, self.limit), (token, stream)
-        )
+        found = self._follow_and(lambda placement: placement.allocate(token, self.limit), token)
         return found is not False
 
     def take_back(self, token: int) -> None:
         """Undo `place`."""
-        self._follow_and(lambda placement: placement.take_back(token), ((token,),))
+        self._follow_and(lambda placement: placement.take_back(token), -token)
 
     def forget(self) -> None:
         """Place what lives anew when this is next asked: it may hold what does not."""
         self._spoilt = True
 
     def _follow_and(
-        self, step: Callable[[CachingAllocator], bool | None], events: tuple[Any, ...]
+        self, step: Callable[[CachingAllocator], bool | None], *events: int
     ) -> bool | None:
         """Follow what was noted, and do one more step; within another step, only note `events`."""
         with self._lock:
@@ -571,27 +575,22 @@ class EventLog:
         events, limit, placement = self._events, self.limit, self._placement
         while events:
             event = events.popleft()
-            if not isinstance(event, tuple):
-                stream = events.popleft()
-                if placement.piece_of(event) is not None:
-                    continue  # it was noted after it had been placed anew
-                if not placement.allocate(event, stream, limit):
-                    # An admitted allocation has an address, also where threads allocate
-                    # at the same time.
-                    placement.allocate(event, stream, 1 << 62)
-            elif len(event) == 1:
-                placement.free(event[0])
-            elif event[0] is None:
-                placement.busy = event[1]
-            else:
-                placement.use(*event)
+            if isinstance(event, tuple):
+                if event[0] is None:
+                    placement.busy = event[1]
+                else:
+                    placement.use(*event)
+            elif event < 0:
+                placement.free(-event)
+            elif not placement.allocate(event, limit):
+                # An admitted allocation has an address, also where threads allocate at the same
+                # time.
+                placement.allocate(event, 1 << 62)
 
     def _place_anew(self) -> None:
         """Place what lives, in some order."""
         self._events.clear()
-        placement, known = self._empty(), self._placement
+        placement = self._empty()
         for token in self._live():
-            piece = known.piece_of(token)
-            stream = 0 if piece is None else piece.segment.pool.stream
-            placement.allocate(token, stream, 1 << 62)
+            placement.allocate(token, 1 << 62)
         self._placement, self._spoilt = placement, False

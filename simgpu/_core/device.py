@@ -1,6 +1,6 @@
 """One simulated GPU: how many bytes of its memory are taken, its generator, its streams.
 
-The count of its memory is called the ledger: bytes that are allocated, freed, and the most at once.
+The count of its memory is called the ledger: what was allocated, and what was freed.
 The memory itself is that of CPU tensors; `simgpu._memory` says which belong to a device.
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import compress, repeat
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,13 +20,15 @@ from simgpu._config.gpus import GENERIC, Model
 from simgpu._core import clock
 from simgpu._core.allocator_model import (
     BEGUN,
+    BLOCK,
     LARGE_SEGMENT,
     MOST,
+    NEXT,
     CachingAllocator,
     EventLog,
     requested_by,
-    rounded,
     size_of,
+    stream_of,
     token_of,
 )
 from simgpu._core.device_generator import make_generator
@@ -49,6 +51,12 @@ class Allocation(CallAtEnd):
 
     __slots__ = ()
 
+    @property
+    def token(self) -> int:
+        """What the allocation is known by; its call has it below zero, unless it is a Block."""
+        given: int = self.args[-1]
+        return given if given > 0 else -given
+
 
 class Block(int):
     """The token of one allocation, which also says where its memory is.
@@ -57,18 +65,21 @@ class Block(int):
     """
 
     address: int  # of the storage, 0 where none is known
-    stream: int  # the number of the one that was current
 
     @property
     def nbytes(self) -> int:
         """Bytes before they were rounded up."""
         return requested_by(self)
 
+    @property
+    def stream(self) -> int:
+        """The number of the stream that was current."""
+        return stream_of(self)
+
     @classmethod
-    def of(cls, token: int, stream: int, storage: torch.UntypedStorage | None) -> Block:
-        """The block of a storage, if there is one, allocated while a stream was current."""
+    def of(cls, token: int, storage: torch.UntypedStorage | None) -> Block:
+        """The block of a storage, if there is one."""
         self = cls(token)
-        self.stream = stream
         self.address = 0 if storage is None else storage.data_ptr()
         return self
 
@@ -102,19 +113,18 @@ def _of_generation(kind: type[T], generation: int) -> list[T]:
     return [*compress(objects, map(operator.is_, map(type, objects), repeat(kind)))]
 
 
-# Events that are written down before the allocator's model follows them: 20 MB.
-_EVENTS_AT_ONCE = 2**17
+# Bytes that are taken before the allocator's model follows: so many blocks have 20 MB of events.
+_FOLLOW_AFTER = 2**17 * BLOCK
 
 
 class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
     __slots__ = (
-        *("_count_later", "_enough_for", "_follow_at", "_give_back", "_note", "_note_taken"),
-        *("_number", "_pending_frees", "_place_of_stream", "_recorder", "_stream", "busy_until"),
-        *("background_stream", "capacity", "confirm", "freed", "freed_count", "generator", "index"),
-        *("limit", "log", "model", "number", "out_of_memory_count", "peak"),
-        *("resident_threads", "taken", "taken_count", "torch_device"),
+        *("_dead_blocks", "_enough_for", "_follow_at", "_last_token", "_note", "_place_of_stream"),
+        *("_recorder", "_stream", "_taken", "background_stream", "busy_until", "capacity"),
+        *("confirm", "generator", "index", "limit", "log", "model", "number"),
+        *("out_of_memory_count", "resident_threads", "torch_device", "was_used"),
     )
 
     def __init__(
@@ -132,24 +142,21 @@ class Device:
         self.confirm: Callable[[int], Device] | None = None
         self.model = model
         self.torch_device = torch.device(DEVICE_TYPE, index)
-        # The ledger: bytes and allocations taken and given back ever, and the most bytes at once.
         self.capacity = self.limit = capacity
-        self.taken = self.freed = self.peak = 0
-        self.taken_count = self.freed_count = 0
         self.out_of_memory_count = 0
-        self._number = 0  # of the last token by `_new_token`
-        # What was taken and given back, in this order.
+        self.was_used = False  # whether an allocation found room
+        # The ledger: what was taken and given back, in this order.
         self.log = EventLog(index, capacity, self.live)
-        self._note, self._note_taken = self.log.note, self.log.note_taken
-        # While `taken` and `taken_count` are no more than these and one stream allocates, there is
-        # room for sure, and the log is short (`_make_sure`).
+        self._note = self.log.note
+        self._taken = 0  # bytes that were ever taken
+        # While one stream takes no more than these, there is room for sure, and the log is short
+        # (`_make_sure`).
         self._enough_for = self._follow_at = -1
         self._stream = 0
+        self._last_token = 0  # without its bytes
         self._place_of_stream = STREAMS + index  # in the row of a thread
-        # Tokens of allocations that have died and are not counted as given back yet.
-        self._pending_frees: deque[int] = deque()
-        self._count_later = self._pending_frees.append
-        self._give_back: Callable[[int], None] = self._count_later
+        # Blocks that have died, which instruments do not know yet.
+        self._dead_blocks: deque[Block] = deque()
         self._recorder: Callable[[int], None] | None = None  # see `call_at_free`
         self.background_stream: torch.Stream | None = None
         # By number of a stream, the moment until which it sleeps (`streams.sleep`): work itself
@@ -172,33 +179,24 @@ class Device:
 
         `storage` is their owner: instruments get its address and exact size.
         """
-        size = nbytes + 511 & -512  # `rounded`, as `token_of` below without a call
+        size = nbytes + 511 & -512  # `rounded` without a call
         if hooks.before_allocate:
             self._ask(size, storage)
         stream = thread_rows.per_thread.row[self._place_of_stream]
-        observers = hooks.allocated
-        token = Block.of(self._new_token(nbytes), stream, storage) if observers else 0
-        if self._pending_frees:
-            self.collect_frees()
-        taken = self.taken + size
-        if taken > self._enough_for or stream != self._stream or self.taken_count > self._follow_at:
+        taken = self._taken + size
+        if taken > self._follow_at or stream != self._stream or hooks.allocated or not nbytes:
             return self._allocate_exactly(nbytes, stream, storage)
-        self.taken = taken
-        self.taken_count = number = self.taken_count + 1
-        if not observers:
-            token = number << 64 | nbytes
-        if taken - self.freed > self.peak:
-            self.peak = taken - self.freed
-        allocation = Allocation(self._give_back, token)
-        self._note_taken((token, stream))
-        for allocated in observers:
-            allocated(self.torch_device, token, storage, allocation)
+        self._taken = taken
+        self._last_token = token = self._last_token + NEXT
+        token |= nbytes
+        allocation = Allocation(self._note, -token)
+        self._note(token)
         return allocation
 
-    def _new_token(self, nbytes: int) -> int:
-        """A token with a number below 0: those above count what was taken with room for sure."""
-        self._number = number = self._number - 1
-        return token_of(number, nbytes)
+    def _new_token(self, nbytes: int, stream: int) -> int:
+        """The token of an allocation on any stream."""
+        self._last_token = last = self._last_token + NEXT
+        return last & -NEXT | token_of(0, stream, nbytes)
 
     def _allocate_exactly(
         self, nbytes: int, stream: int, storage: torch.UntypedStorage | None
@@ -208,16 +206,21 @@ class Device:
             confirmed, self.confirm = self.confirm(self.index), None
             if confirmed is not self:
                 return confirmed._allocate_exactly(nbytes, stream, storage)
-        token, size = self._new_token(nbytes), rounded(nbytes)
+        self.collect_frees()
+        token = self._new_token(nbytes, stream)
+        give_back: Callable[[Any], None] = self._note
+        given = -token
         if hooks.allocated:
-            token = Block.of(token, stream, storage)
+            token = given = Block.of(token, storage)
+            # A partial of a partial is one: the token is the last of its arguments.
+            record = self._recorder and partial(self._record_free, self._recorder)
+            give_back = record or self._dead_blocks.append
         try:
-            if not self._place(token, stream):
+            if not self._place(token):
                 return None
-            self.taken += size
-            self.taken_count += 1
-            self.peak = max(self.peak, self.taken - self.freed)
-            allocation = Allocation(self._give_back, token)
+            self._taken += size_of(token)
+            self.was_used = True
+            allocation = Allocation(give_back, given)
         except BaseException:
             self.log.forget()  # which may have a block for what is freed
             raise
@@ -226,14 +229,14 @@ class Device:
             allocated(self.torch_device, token, storage, allocation)
         return allocation
 
-    def _place(self, token: int, stream: int) -> bool:
+    def _place(self, token: int) -> bool:
         """Whether there is a block for `token` now, by the model of the allocator."""
         if requested_by(token) >= MOST:
             return False
         busy = self._busy_streams()
         if busy:
             self._note((None, busy))
-        return self.log.place(token, stream)
+        return self.log.place(token)
 
     def _busy_streams(self) -> list[int]:
         """Numbers of the streams that sleep."""
@@ -245,7 +248,7 @@ class Device:
     def sleep_until(self, moment: float, stream: int) -> None:
         """Make a stream sleep at least until a moment of the clock."""
         self.busy_until[stream] = max(moment, self.busy_until.get(stream, 0.0))
-        self._enough_for = -1  # memory that it uses is not free yet, where an allocation asks
+        self._enough_for = self._follow_at = -1  # what it uses is not free yet, if one asks
 
     def _make_sure(self, stream: int) -> None:
         """Note until when a stream may allocate without asking the model.
@@ -258,14 +261,15 @@ class Device:
         reserved = self.log.reserved
         left = self.limit - reserved - BEGUN
         asks = self.capacity < LARGE_SEGMENT or self._busy_streams()
-        self._enough_for = -1 if asks else self.taken + left // 2
-        self._follow_at = self.taken_count + _EVENTS_AT_ONCE
-        self._stream = stream
+        self._enough_for = -1 if asks else self._taken + left // 2
+        self._follow_at = min(self._enough_for, self._taken + _FOLLOW_AFTER)
+        token = token_of(0, stream, 0)
+        self._stream, self._last_token = stream, self._last_token & -NEXT | token
 
     def has_ample_room(self, nbytes: int) -> bool:
         """Whether the current stream may allocate `nbytes`, in however many blocks, for sure."""
         stream = thread_rows.per_thread.row[self._place_of_stream]
-        return self.taken + nbytes <= self._enough_for and stream == self._stream
+        return self._taken + nbytes <= self._enough_for and stream == self._stream
 
     def has_room(self, nbytes: int) -> bool:
         """Whether `allocate` would find a block for `nbytes`; nothing is asked, and none is taken.
@@ -280,24 +284,25 @@ class Device:
 
     def hold(self, nbytes: int, ask: bool = True) -> int | None:
         """Take a block for `nbytes`, allocated after a `release` of the result; None if no room."""
-        size = rounded(nbytes)
+        size = nbytes + 511 & -512
         if ask:
             for before in hooks.before_allocate:
                 before(self.torch_device, size)
-        if self._pending_frees:
-            self.collect_frees()
+        self.collect_frees()
         stream = thread_rows.per_thread.row[self._place_of_stream]
-        token = self._new_token(nbytes)
-        may_lack_room = self.taken + size > self._enough_for or stream != self._stream
-        if may_lack_room and not self._place(token, stream):
+        token = self._new_token(nbytes, stream)
+        may_lack_room = self._taken + size > self._enough_for or stream != self._stream
+        if may_lack_room and not self._place(token):
             return None
-        self.taken += size
+        self._taken += size
         return token
 
     def release(self, held: int) -> None:
         """Give back what `hold` took."""
-        self.taken -= size_of(held)
-        self._enough_for -= size_of(held)
+        size = size_of(held)
+        self._taken -= size
+        self._enough_for -= size
+        self._follow_at -= size
         self.log.take_back(held)
 
     def _ask(self, nbytes: int, storage: torch.UntypedStorage | None) -> None:
@@ -313,7 +318,7 @@ class Device:
 
     def owns(self, allocation: Allocation) -> bool:
         """Whether an allocation is one of this device."""
-        return allocation.func in (self._count_later, self._record_free)
+        return allocation.func in (self._note, self._dead_blocks.append, self._record_free)
 
     def call_at_free(self, function: Callable[[int], None] | None) -> None:
         """Call `function(token)` where and when memory dies that is allocated from now on.
@@ -322,49 +327,34 @@ class Device:
         None ends it.
         """
         self._recorder = function
-        if function is None:
-            self._give_back = self._count_later
-        else:
-            # A partial of a partial is one: the token is the last of its arguments.
-            self._give_back = partial(self._record_free, function)
 
-    def _record_free(self, recorder: Callable[[int], None], token: int) -> None:
+    def _record_free(self, recorder: Callable[[int], None], block: Block) -> None:
         """How memory dies that was allocated while `recorder` was in force."""
         if recorder is self._recorder:
-            recorder(token)
-        self._count_later(token)
+            recorder(block)
+        self._dead_blocks.append(block)
 
     def collect_frees(self) -> None:
-        """Count what has died as given back."""
-        dead = self._pending_frees
+        """Note that blocks were given back, and report it to instruments."""
+        dead = self._dead_blocks
         try:
             while dead:
-                token = dead[0]
-                self.freed += token + 511 & 2**64 - 512  # `size_of` without a call
-                self.freed_count += 1
+                block = dead[0]
                 del dead[0]
-                self._note((token,))
+                self._note(-block)
                 for freed in hooks.freed:
-                    freed(self.torch_device, token)
+                    freed(self.torch_device, block)
         except IndexError:
             pass  # another thread came first
 
     @property
     def allocated(self) -> int:
         """Bytes that are taken now."""
-        self.collect_frees()
-        return self.taken - self.freed
+        return self.placement().taken
 
     def live(self) -> set[int]:
         """The tokens of all allocations that live."""
-        self.collect_frees()
-        return {each.args[-1] for each in live_objects(Allocation) if self.owns(each)}
-
-    @property
-    def live_count(self) -> int:
-        """How many allocations live."""
-        self.collect_frees()
-        return self.taken_count - self.freed_count
+        return {each.token for each in live_objects(Allocation) if self.owns(each)}
 
     def placement(self) -> CachingAllocator:
         """The segments and blocks that CUDA's caching allocator would have by now."""
@@ -375,4 +365,4 @@ class Device:
         """Limit its segments to `nbytes`; those that it has remain."""
         self.placement()  # which follows what has happened so far, with the limit of that time
         self.limit = self.log.limit = nbytes
-        self._enough_for = -1
+        self._enough_for = self._follow_at = -1

@@ -163,10 +163,9 @@ class Instrument:
         """
 
     def freed(self, device: torch.device, block: Any) -> None:
-        """`block` has been freed. Called when the ledger is next read or written, not at the free.
+        """`block`, which `allocated` had, has been freed.
 
-        `block` is an int (a token of `simgpu._core.allocator_model`) if no instrument saw the
-        allocation.
+        Called when the ledger is next read or written, not at the free.
         """
 
     def stream_waits(self, stream: torch.Stream | None, awaited: Awaited) -> None:

@@ -83,7 +83,7 @@ class World:
 
     def in_use(self) -> bool:
         """Whether anything was done with the devices beyond counting and seeding them."""
-        return self.initialized or any(device.taken_count for device in self.devices)
+        return self.initialized or any(device.was_used for device in self.devices)
 
 
 _world: World | None = None

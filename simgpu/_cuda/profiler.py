@@ -69,11 +69,10 @@ class _Seen(Instrument):
         self._note_bytes(block, -1)
 
     def _note_bytes(self, block: Any, sign: int) -> None:
-        nbytes = getattr(block, "nbytes", 0)
-        if self._memory and nbytes:
+        if self._memory and block.nbytes:
             number = next(_numbers)
             with Mark(f"{_MEMORY}#{number}"):
-                self.bytes[number] = sign * nbytes
+                self.bytes[number] = sign * block.nbytes
 
     def begin(self) -> None:
         """From now on all is seen, and nothing of an earlier cycle; times count from here."""

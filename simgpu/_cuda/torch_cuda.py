@@ -142,7 +142,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_exchangeDevice": world.exchange_device,
     "_cuda_maybeExchangeDevice": vars(namespace)["_maybe_exchange_device"],
     # Whether anything was put on a device: what CUDA makes a context for.
-    "_cuda_hasPrimaryContext": lambda index: world.device(index).taken_count > 0,
+    "_cuda_hasPrimaryContext": lambda index: world.device(index).was_used,
     "_cuda_isInBadFork": world.is_in_bad_fork,
     "_cuda_init": world.check_fork,
     "_cuda_canDeviceAccessPeer": namespace.can_device_access_peer,

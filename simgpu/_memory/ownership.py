@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from simgpu._core import hooks, world
+from simgpu._core.allocator_model import requested_by
 from simgpu._core.device import Allocation, Device, live_objects
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import empty, set_storage
@@ -231,7 +232,7 @@ class SharedStorageAliases:
 
 
 def owned_tensors() -> Iterator[tuple[Device, Tensor, Allocation]]:
-    """Each allocation of a device that lives, and a tensor that has it; the newest ones first.
+    """Each block of a device that is in use, and a tensor that has it; the newest ones first.
 
     Ends where all are found: beyond are the other objects of the program, which are many.
     """
@@ -239,7 +240,7 @@ def owned_tensors() -> Iterator[tuple[Device, Tensor, Allocation]]:
     live = _live_count()
     for tensor in live_objects(Tensor) if live else ():
         allocation = vars(tensor).get("_simgpu_allocation")
-        if allocation is None or id(allocation) in known:
+        if allocation is None or id(allocation) in known or not requested_by(allocation.token):
             continue
         owner = next((device for device in active_devices if device.owns(allocation)), None)
         if owner is None:
@@ -252,4 +253,4 @@ def owned_tensors() -> Iterator[tuple[Device, Tensor, Allocation]]:
 
 
 def _live_count() -> int:
-    return sum(device.live_count for device in active_devices)
+    return sum(device.placement().live_count for device in active_devices)

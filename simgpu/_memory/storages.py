@@ -264,7 +264,7 @@ class _Uses(Instrument):
         allocation = None if owned is None else owned.allocation()
         if allocation is None:
             return
-        token = allocation.args[-1]
+        token = allocation.token
         for device in world.active_devices:
             if device.owns(allocation):
                 index, number = streams.key_of(stream)

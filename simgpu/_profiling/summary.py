@@ -127,7 +127,8 @@ class Totals(Instrument):
         ]
         for index, (name, device) in enumerate(zip(names, world.active_devices, strict=True)):
             kernels, received, sent, _ = rows[index]
-            amounts = [format_bytes(amount) for amount in (received, sent, device.peak)]
+            peak = device.placement().amounts["allocated_bytes"].peak()
+            amounts = [format_bytes(amount) for amount in (received, sent, peak)]
             cells = "".join(f"{amount:>13}" for amount in amounts)
             shares = f"{_share(written, index):>8}{_share(given, index):>8}"
             lines.append(f"{name:<10}{kernels:>9}{cells}{shares}")

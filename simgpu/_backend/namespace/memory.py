@@ -51,9 +51,7 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Make `max_memory_allocated` and all peaks begin again at what there is now."""
-    state = _to_reset(device)
-    state.placement().reset_peaks()
-    state.peak = state.allocated
+    _to_reset(device).placement().reset_peaks()
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:

@@ -30,10 +30,8 @@ _STATES = {None: "inactive", model.AWAITING: "active_pending_free"}  # by a bloc
 _OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__file__)
 
 
-def _of_block(index: int, block: int) -> dict[str, Any]:
-    """Size, stream and address of a block of a device; of others than a Block only the size."""
-    if not isinstance(block, Block):
-        return {"size": model.size_of(block), "stream": 0, "addr": 0}
+def _of_block(index: int, block: Block) -> dict[str, Any]:
+    """Size, stream and address of a block of a device."""
     stream = streams.handle_of(index, block.stream)
     return {"size": block.nbytes, "stream": stream, "addr": block.address}
 
@@ -75,11 +73,11 @@ class History(hooks.Instrument):
         shown = stack if self._context in ("alloc", "all") else None
         self._note(index, "alloc", shown, _of_block(index, block))
 
-    def on_free(self, index: int, token: int) -> None:
+    def on_free(self, index: int, block: Block) -> None:
         """Memory dies, in this thread and at this moment."""
         stack = self._stack("all")
         for action in ("free_requested", "free_completed"):
-            self._note(index, action, stack, _of_block(index, token))
+            self._note(index, action, stack, _of_block(index, block))
 
     def freed(self, device: torch.device, block: Any) -> None:
         """The memory of a block may be used again."""

@@ -25,7 +25,7 @@ def own_answer() -> Answer:
     devices = [
         (each.number, each.placement().reserved, clock.current.utilization(each.index))
         for each in list(world.active_devices)
-        if each.taken_count
+        if each.was_used
     ]
     return {"pid": os.getpid(), "name": sys.executable, "devices": devices}
 

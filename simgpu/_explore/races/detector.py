@@ -329,9 +329,8 @@ class Detector(Instrument):
             self._freed_blocks.clear()  # with the memory of all others
 
     def freed(self, device: torch.device, block: Any) -> None:
-        address = getattr(block, "address", 0)
         with self._lock:
-            region = self._memory.free(address)
+            region = self._memory.free(block.address)
             if region is None or region.owner is None:
                 return
             clock, host = self._order.clock(region.owner), self._order.host

@@ -145,7 +145,7 @@ def histories(draw):
 def follow(model, token, what, stream, limit):
     """One event, for the model that is tested: whether an allocation had room."""
     if what == "allocate":
-        return model.allocate(token, stream, limit)
+        return model.allocate(token, limit)
     if what == "release":
         model.release()
     elif what == "use":
@@ -160,7 +160,7 @@ def test_blocks_and_segments_are_where_the_rules_put_them(events, limit):
     plain, model, tokens = Plain(limit), CachingAllocator(0), {}
     for what, number, nbytes, stream in events:
         if what == "allocate":
-            tokens[number] = token_of(number, nbytes)
+            tokens[number] = token_of(number + 1, stream, nbytes)
             had_room = plain.allocate(number, nbytes, stream)
         elif what == "release":
             had_room = plain.release() is None
@@ -235,12 +235,12 @@ def test_an_allocation_taken_back_leaves_a_segment_at_most(events, nbytes, strea
     model, tokens = CachingAllocator(0), {}
     for what, number, size, of in events:
         if what == "allocate":
-            tokens[number] = token_of(number, size)
+            tokens[number] = token_of(number + 1, of, size)
         follow(model, tokens.get(number), what, of, 2**50)
     model._free_awaited()
-    before, blocks, token = figures(model), shape(model), token_of(len(events), nbytes)
+    before, blocks, token = figures(model), shape(model), token_of(len(events) + 1, stream, nbytes)
     asked = [[piece.requested for piece in s.pieces()] for s in model.segments.values()]
-    assert model.allocate(token, stream, 2**50)
+    assert model.allocate(token, 2**50)
     model.take_back(token)
     assert figures(model) == before
     assert shape(model)[: len(blocks)] == blocks

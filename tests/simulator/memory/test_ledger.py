@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import simgpu
 from simgpu._config.options import DeviceOptions, capacities
-from simgpu._core import world
 
 BLOCK = 512
 COUNT = 2
@@ -227,7 +226,6 @@ class Ledger(RuleBasedStateMachine):
             flow = stats["allocation.all.allocated"] - stats["allocation.all.freed"]
             assert flow == count - self.at_reset[slot][1]
             assert stats["num_ooms"] <= stats["num_alloc_retries"] == stats["num_sync_all_streams"]
-            assert world.device(slot).peak == torch.simgpu.max_memory_allocated(device)
             nested = torch.simgpu.memory_stats_as_nested_dict(device)
             assert dict(flattened(nested)) == stats
             assert allocated % BLOCK == 0
