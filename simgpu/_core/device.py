@@ -183,8 +183,8 @@ class Device:
         if hooks.before_allocate:
             self._ask(size, storage)
         stream = thread_rows.per_thread.row[self._place_of_stream]
-        taken = self._taken + size
-        if taken > self._follow_at or stream != self._stream or hooks.allocated or not nbytes:
+        taken = self._taken + (size or BLOCK)  # the log has an event also for no bytes
+        if taken > self._follow_at or stream != self._stream or hooks.allocated:
             return self._allocate_exactly(nbytes, stream, storage)
         self._taken = taken
         self._last_token = token = self._last_token + NEXT
