@@ -115,23 +115,29 @@ def with_replacement(weights: torch.Tensor, samples: int, source: Source) -> tor
     seed, place = source.stream.take(calls * STEP)
     result = np.empty((rows, samples), np.int64)
     possible = chances.numpy() > 0
-    for row in range(rows):
-        call, block = divmod(row, high)
-        drawn = np.empty(samples, sums.dtype)
-        for start in range(0, samples, philox.CHUNK):
-            count = min(philox.CHUNK, samples - start)
-            words = philox.words_of(seed, place + call, block * width + start, count, 1)
-            drawn[start : start + count] = unit_float(words.x)
-        result[row] = _buckets(sums[row], possible[row], drawn)
+    at_once = max(1, philox.CHUNK // max(width, sums.shape[1]))
+    for call in range(calls):
+        first, end = call * high, min((call + 1) * high, rows)
+        for start in range(first, end, at_once):
+            stop = min(start + at_once, end)
+            drawn = np.empty((stop - start) * width, sums.dtype)  # the threads of these rows
+            for at in range(0, len(drawn), philox.CHUNK):
+                count = min(philox.CHUNK, len(drawn) - at)
+                thread = (start - first) * width + at
+                words = philox.words_of(seed, place + call, thread, count, 1)
+                drawn[at : at + count] = unit_float(words.x)
+            of_rows = drawn.reshape(-1, width)[:, :samples]
+            result[start:stop] = _buckets(sums[start:stop], possible[start:stop], of_rows)
     return torch.from_numpy(result)
 
 
 def _buckets(sums: Array, possible: Array, drawn: Array) -> Array:
-    """The first category whose running sum reaches the number; never one without a chance."""
-    found = np.minimum(np.searchsorted(sums, drawn, side="left"), len(sums) - 1)
+    """Per row, the first possible category whose running sum reaches each number."""
+    categories = sums.shape[1]
     # Down to the last possible category before, or to the first one of all.
-    last = np.maximum.accumulate(np.where(possible, np.arange(len(sums)), 0))
-    return np.asarray(last[found])
+    last = np.maximum.accumulate(np.where(possible, np.arange(categories), 0), axis=1)
+    found = [np.searchsorted(*row, side="left") for row in zip(sums, drawn, strict=True)]
+    return np.take_along_axis(last, np.minimum(found, categories - 1), axis=1)
 
 
 # `randperm`: the numbers from 0 on, sorted by random keys.

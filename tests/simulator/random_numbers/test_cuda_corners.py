@@ -169,8 +169,8 @@ def test_zero_chance_is_never_drawn(data):
     chances /= chances.sum()
     sums = chances.cumsum(dtype=np.float32) * np.float32(0.999)  # as by rounding, below 1
     drawn = np.array([2.0**-33, 0.25, 0.5, 1.0], np.float32)
-    found = _buckets(sums, chances > 0, drawn)
-    assert all(chances[category] > 0 for category in found.tolist())
+    found = _buckets(sums[None], chances[None] > 0, drawn[None])
+    assert all(chances[category] > 0 for category in found[0].tolist())
 
 
 @given(p=st.sampled_from([0.0, 0.3, 1.0]), numel=st.integers(1, 700), seed=st.integers(0, 99))
