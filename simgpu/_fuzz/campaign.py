@@ -217,6 +217,7 @@ class Campaign:
         return {
             "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "seconds": round(self.seconds, 1),
+            "start_seconds": round(self.progress.collected, 1),
             "jobs": self.options.jobs,
             "devices": list(self.options.devices),
             "ranks": list(self.options.ranks),

@@ -107,8 +107,8 @@ def test_drawn_gives_the_values_in_order_and_no_more():
 
 
 RUN = {
-    "seconds": 2.0, "jobs": 2, "devices": [1, 3], "torch": "2", "hypothesis": "6",
-    "date": "today", "database": "kept",
+    "seconds": 2.0, "start_seconds": 1.5, "jobs": 2, "devices": [1, 3], "torch": "2",
+    "hypothesis": "6", "date": "today", "database": "kept",
 }  # fmt: skip
 
 FAILURE = Failure(
@@ -182,6 +182,7 @@ def test_page_needs_no_network_and_shows_every_combination():
     assert page.cells["over 64", 1] == "6 examples, 0 failed"
     others = {text for text in page.cells.values() if "example" not in text}
     assert others == {"never tried"}
+    assert "12 examples of 1 property in 2 s (24 per second)" in " ".join(page.words.split())
     for text in ("<script>1</script>", long, "</pre><img src=x>", "<b>3", "<i>4"):
         assert text in page.words
     for text in (

@@ -35,9 +35,9 @@ FAILURE = Failure(
     combination=(2, 2), example="n=2", test=None, hypothesis="6.1",
 )  # fmt: skip
 RUN = {
-    "date": "today", "seconds": 1.0, "jobs": 1, "devices": [1, 4], "ranks": [1, 8],
-    "database": "kept", "tests": ["tests"], "keyword": None, "schedules": True, "torch": "2",
-    "hypothesis": "6.1",
+    "date": "today", "seconds": 1.0, "start_seconds": 0.5, "jobs": 1, "devices": [1, 4],
+    "ranks": [1, 8], "database": "kept", "tests": ["tests"], "keyword": None, "schedules": True,
+    "torch": "2", "hypothesis": "6.1",
 }  # fmt: skip
 
 names = st.sampled_from("ab")
